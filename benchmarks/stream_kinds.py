@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import importlib
 import importlib.machinery
 import importlib.util
 import io
+import multiprocessing
+import os
+import shutil
 import sys
 import tempfile
 import types
@@ -22,19 +27,24 @@ Make = Callable[[], Any]
 
 
 class Kind(NamedTuple):
-    """How the train data are made, and what has to be installed."""
+    """How a rank makes its part of the train data, and what has to be installed."""
 
     make: Make
     needs: tuple[str, ...] = ()
 
 
+def rank_and_size() -> tuple[int, int]:
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 class Numbers(IterableDataset[int]):
-    """The numbers of the samples, one after the other; workers share them."""
+    """The numbers of the samples, one after the other; ranks and workers share them."""
 
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
-        start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return iter(range(start, NUM, step))
+        idx, num_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        rank, world_size = rank_and_size()
+        return iter(range(rank * num_workers + idx, NUM, world_size * num_workers))
 
 
 class Counted(Numbers):
@@ -64,20 +74,32 @@ def of_torchdata(data: Make, num_workers: int = 0) -> Any:
 
 def of_datasets(change: Callable[[Any], Any], *, streamed: bool = True) -> Any:
     import datasets
+    import datasets.distributed
 
     found = datasets.Dataset.from_dict({"number": list(range(NUM))})
-    return change(found.to_iterable_dataset(num_shards=8) if streamed else found)
+    if not streamed:  # the trainer shares it out
+        return change(found)
+    stream = found.to_iterable_dataset(num_shards=8)
+    return change(datasets.distributed.split_dataset_by_node(stream, *rank_and_size()))
 
 
 def shuffled_stream() -> Any:
     return of_datasets(lambda data: data.shuffle(seed=0, buffer_size=BUFFER))
 
 
+def plain_stream() -> Any:
+    return of_datasets(lambda data: data)
+
+
+def mapped_in_batches() -> Any:
+    return of_datasets(lambda data: data.map(lambda rows: rows, batched=True, batch_size=5))
+
+
 def interleaved() -> Any:
     import datasets
 
     return datasets.interleave_datasets(
-        [of_datasets(lambda data: data), of_datasets(lambda data: data)],
+        [plain_stream(), plain_stream()],
         probabilities=[0.7, 0.3],
         seed=0,
         stopping_strategy="first_exhausted",
@@ -90,13 +112,18 @@ def own_shuffled(data: Make) -> Any:
     return Shuffled(data(), BUFFER)
 
 
+def kept(data: Make) -> Any:
+    from eventloop_streaming import StreamState
+
+    return StreamState(data())
+
+
 def own_mixed() -> Any:
-    from eventloop_streaming import Mixed, Shards
+    from eventloop_streaming import Mixed, Shards, Sliced
 
     shards = Shards(range(8), lambda shard: range(12 * shard, 12 * shard + 12))
-    return Mixed(
-        {"shards": shards, "list": range(500, 540)}, {"shards": 0.7, "list": 0.3}, stop="all"
-    )
+    parts = {"shards": shards, "list": Sliced(range(500, 540))}
+    return Mixed(parts, {"shards": 0.7, "list": 0.3}, stop="all")
 
 
 def own_batches(data: Make) -> Any:
@@ -107,7 +134,8 @@ def own_batches(data: Make) -> Any:
 
 def generator() -> Iterator[Any]:
     """Yields batches once."""
-    yield from torch.arange(NUM).split(BATCH_SIZE)
+    rank, world_size = rank_and_size()
+    yield from torch.arange(rank, NUM, world_size).split(BATCH_SIZE)
 
 
 class Lists:
@@ -119,17 +147,27 @@ class Lists:
     def __iter__(self) -> Iterator[Any]:
         order = torch.randperm(NUM, generator=torch.Generator().manual_seed(self.epoch))
         self.epoch += 1
-        return iter(order.split(BATCH_SIZE))
+        rank, world_size = rank_and_size()
+        return iter(order[rank::world_size].split(BATCH_SIZE))
 
 
 def folder(function: Callable[[Path], None]) -> Callable[[], Path]:
-    """Writes the files of a library once a process."""
+    """Writes the files of a library once, in a process of its own.
+
+    litdata's would leave "spawn" as the start method, and so for the workers of every other kind.
+    """
+
+    def write(path: Path) -> None:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            function(path)
 
     @functools.cache
     def made() -> Path:
         path = Path(tempfile.mkdtemp(prefix="stream_resume_"))
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            function(path)
+        atexit.register(shutil.rmtree, path, ignore_errors=True)
+        process = multiprocessing.get_context("fork").Process(target=write, args=(path,))
+        process.start()
+        process.join()
         return path
 
     return made
@@ -149,7 +187,8 @@ def of_webdataset(num_workers: int = 0, buffer: int = BUFFER, seed: int | None =
     import webdataset
 
     urls = [str(tar_files() / f"{shard}.tar") for shard in range(8)]
-    data = webdataset.WebDataset(urls, shardshuffle=8, seed=0)
+    split = webdataset.split_by_node
+    data = webdataset.WebDataset(urls, shardshuffle=8, seed=0, nodesplitter=split)
     shuffled = data.shuffle(buffer, seed=seed) if buffer else data
     return DataLoader(shuffled.decode().map(webdataset_number), BATCH_SIZE, num_workers=num_workers)
 
@@ -158,13 +197,17 @@ def webdataset_number(sample: dict[str, Any]) -> int:
     return int(sample["number.txt"])
 
 
-def of_grain(*, is_kept: bool) -> Any:
+def of_grain(num_workers: int = 0, *, is_kept: bool = True) -> Any:
     import grain
 
     from eventloop_streaming import IteratorState
 
-    data = grain.MapDataset.source(list(range(NUM))).shuffle(seed=0).batch(BATCH_SIZE)
-    batches = data.to_iter_dataset()
+    rank, world_size = rank_and_size()
+    data = grain.MapDataset.source(list(range(NUM))).shuffle(seed=0)[rank::world_size]
+    batches = data.batch(BATCH_SIZE).to_iter_dataset()
+    if num_workers:
+        options = grain.multiprocessing.MultiprocessingOptions(num_workers)
+        batches = batches.mp_prefetch(options)
     return IteratorState(batches) if is_kept else batches
 
 
@@ -182,18 +225,23 @@ def lit_files(path: Path) -> None:
     )  # fmt: skip
 
 
-def of_litdata(num_workers: int = 0) -> Any:
+def of_litdata(num_workers: int = 0, *, is_kept: bool = False) -> Any:
     import litdata
 
+    from eventloop_streaming import LitdataState
+
     data = litdata.StreamingDataset(str(lit_files() / "data"), shuffle=True, seed=0)
-    return litdata.StreamingDataLoader(data, batch_size=BATCH_SIZE, num_workers=num_workers)
+    loader = litdata.StreamingDataLoader(data, batch_size=BATCH_SIZE, num_workers=num_workers)
+    return LitdataState(loader) if is_kept else loader
 
 
 def without_torchvision() -> None:
     """Lets mosaicml-streaming be imported without torchvision, whose data sets it has classes for."""
     if importlib.util.find_spec("torchvision") is None:
         with contextlib.suppress(ImportError):
-            import transformers  # noqa: F401  it would take what follows for torchvision
+            # They would take what follows for torchvision.
+            import torchmetrics  # noqa: F401
+            import transformers  # noqa: F401
         for name in ("", ".datasets", ".transforms", ".transforms.functional"):
             made: Any = types.ModuleType(f"torchvision{name}")
             made.__spec__, made.__path__ = importlib.machinery.ModuleSpec(made.__name__, None), []
@@ -214,14 +262,18 @@ def mds_files(path: Path) -> None:
 
 
 def of_mosaicml(num_workers: int = 0) -> Any:
-    local = str(mds_files() / "data")
+    without_torchvision()
     import streaming
 
-    streaming.base.util.clean_stale_shared_memory()
+    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))
+    if rank_and_size() == (0, 1):
+        streaming.base.util.clean_stale_shared_memory()
     data = streaming.StreamingDataset(
-        local=local, shuffle=True, shuffle_seed=0, batch_size=BATCH_SIZE
+        local=str(mds_files() / "data"), shuffle=True, shuffle_seed=0, batch_size=BATCH_SIZE
     )
-    return streaming.StreamingDataLoader(data, batch_size=BATCH_SIZE, num_workers=num_workers)
+    return streaming.StreamingDataLoader(
+        data, batch_size=BATCH_SIZE, num_workers=num_workers, generator=torch.Generator()
+    )
 
 
 class RayBatches:
@@ -246,51 +298,77 @@ def own_threads() -> Any:
     return ThreadedDataLoader(list(range(NUM)), BATCH_SIZE, shuffle=True, num_workers=2)
 
 
-_TORCHDATA, _DATASETS, _OWN = ("torchdata",), ("datasets", "torchdata"), ("eventloop_streaming",)
+FILES = {"webdataset": tar_files, "litdata": lit_files, "streaming": mds_files}
+
+
+def prepare(kind: Kind) -> list[str]:
+    """Imports what a kind needs, and writes its files, so that forks share both.
+
+    Returns:
+        The modules that aren't installed.
+    """
+    missing = [one for one in kind.needs if importlib.util.find_spec(one) is None]
+    for one in kind.needs if not missing else ():
+        if one == "streaming":
+            without_torchvision()
+        importlib.import_module(one)
+        if one in FILES:
+            FILES[one]()
+    return missing
+
+
+def with_workers(name: str, make: Callable[[int], Any], *needs: str) -> dict[str, Kind]:
+    """Returns a kind without workers and with two."""
+    return {
+        name: Kind(functools.partial(make, 0), needs),
+        f"{name}, 2 workers": Kind(functools.partial(make, 2), needs),
+    }
+
+
+def torchdata_kind(name: str, data: Make, *needs: str) -> dict[str, Kind]:
+    return with_workers(name, functools.partial(of_torchdata, data), "torchdata", *needs)
+
+
+_OWN = "eventloop_streaming"
 KINDS: dict[str, Kind] = {
-    "list, shuffled DataLoader": Kind(
-        lambda: DataLoader(list(range(NUM)), BATCH_SIZE, shuffle=True)
+    **with_workers(
+        "list, DataLoader",
+        lambda num: DataLoader(list(range(NUM)), BATCH_SIZE, shuffle=True, num_workers=num),
     ),
-    "list, 2 workers": Kind(
-        lambda: DataLoader(list(range(NUM)), BATCH_SIZE, shuffle=True, num_workers=2)
+    **with_workers(
+        "IterableDataset, DataLoader",
+        lambda num: DataLoader(Numbers(), BATCH_SIZE, num_workers=num),
     ),
-    "IterableDataset, DataLoader": Kind(lambda: DataLoader(Numbers(), BATCH_SIZE)),
-    "IterableDataset, 2 workers": Kind(lambda: DataLoader(Numbers(), BATCH_SIZE, num_workers=2)),
-    "with a state, StatefulDataLoader": Kind(lambda: of_torchdata(Counted), _TORCHDATA),
-    "with a state, 2 workers": Kind(lambda: of_torchdata(Counted, 2), _TORCHDATA),
-    "datasets, map-style": Kind(
-        lambda: DataLoader(of_datasets(lambda one: one, streamed=False), BATCH_SIZE, shuffle=True),
-        ("datasets",),
+    **torchdata_kind("with a state, StatefulDataLoader", Counted),
+    **with_workers(
+        "datasets, map-style",
+        lambda num: DataLoader(
+            of_datasets(lambda one: one, streamed=False), BATCH_SIZE, shuffle=True, num_workers=num
+        ),
+        "datasets",
     ),
-    "datasets, stream": Kind(lambda: of_torchdata(lambda: of_datasets(lambda one: one)), _DATASETS),
-    "datasets, stream, 2 workers": Kind(
-        lambda: of_torchdata(lambda: of_datasets(lambda one: one), 2), _DATASETS
+    **torchdata_kind("datasets, stream", plain_stream, "datasets"),
+    **torchdata_kind("StreamState(datasets stream)", lambda: kept(plain_stream), "datasets", _OWN),
+    **torchdata_kind("datasets, map and batches", mapped_in_batches, "datasets"),
+    **torchdata_kind("datasets, interleaved", interleaved, "datasets"),
+    **torchdata_kind("datasets, shuffle buffer", shuffled_stream, "datasets"),
+    **torchdata_kind(
+        "Shuffled(datasets stream)", lambda: own_shuffled(plain_stream), "datasets", _OWN
     ),
-    "datasets, stream with map": Kind(
-        lambda: of_torchdata(lambda: of_datasets(lambda one: one.map(lambda row: row))), _DATASETS
-    ),
-    "datasets, interleaved": Kind(lambda: of_torchdata(interleaved), _DATASETS),
-    "datasets, shuffle buffer": Kind(lambda: of_torchdata(shuffled_stream), _DATASETS),
-    "Shuffled(datasets stream)": Kind(
-        lambda: of_torchdata(lambda: own_shuffled(lambda: of_datasets(lambda one: one))),
-        (*_DATASETS, *_OWN),
-    ),
-    "Shuffled(Mixed), Batches": Kind(lambda: own_batches(lambda: own_shuffled(own_mixed)), _OWN),
-    "Shuffled(Mixed), 2 workers": Kind(
-        lambda: of_torchdata(lambda: own_shuffled(own_mixed), 2), (*_TORCHDATA, *_OWN)
-    ),
+    **torchdata_kind("Shuffled(Mixed)", lambda: own_shuffled(own_mixed), _OWN),
+    "Shuffled(Mixed), Batches": Kind(lambda: own_batches(lambda: own_shuffled(own_mixed)), (_OWN,)),
     "generator": Kind(generator),
     "an iterable that counts epochs": Kind(Lists),
-    "webdataset, shards": Kind(lambda: of_webdataset(buffer=0), ("webdataset",)),
-    "webdataset, shuffle buffer": Kind(of_webdataset, ("webdataset",)),
-    "webdataset, buffer with a seed": Kind(lambda: of_webdataset(seed=0), ("webdataset",)),
-    "webdataset, the same, 2 workers": Kind(lambda: of_webdataset(2, seed=0), ("webdataset",)),
-    "grain": Kind(lambda: of_grain(is_kept=False), ("grain", *_OWN)),
-    "IteratorState(grain)": Kind(lambda: of_grain(is_kept=True), ("grain", *_OWN)),
-    "litdata": Kind(of_litdata, ("litdata",)),
-    "litdata, 2 workers": Kind(lambda: of_litdata(2), ("litdata",)),
-    "mosaicml-streaming": Kind(of_mosaicml, ("streaming",)),
-    "mosaicml-streaming, 2 workers": Kind(lambda: of_mosaicml(2), ("streaming",)),
+    **with_workers("webdataset, shards", lambda num: of_webdataset(num, buffer=0), "webdataset"),
+    **with_workers("webdataset, shuffle buffer", of_webdataset, "webdataset"),
+    **with_workers("webdataset, with a seed", lambda num: of_webdataset(num, seed=0), "webdataset"),
+    "grain": Kind(lambda: of_grain(is_kept=False), ("grain", _OWN)),
+    **with_workers("IteratorState(grain)", of_grain, "grain", _OWN),
+    **with_workers("litdata", of_litdata, "litdata"),
+    **with_workers(
+        "LitdataState(litdata)", lambda num: of_litdata(num, is_kept=True), "litdata", _OWN
+    ),
+    **with_workers("mosaicml-streaming", of_mosaicml, "streaming"),
     "Ray Data": Kind(RayBatches, ("ray",)),
-    "ThreadedDataLoader": Kind(own_threads, _OWN),
+    "ThreadedDataLoader": Kind(own_threads, (_OWN,)),
 }

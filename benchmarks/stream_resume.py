@@ -1,7 +1,7 @@
 """Streams over a kill: how many samples a run loses and repeats that goes on in mid-epoch.
 
 Each kind of train data is trained on for two epochs in one go, and again with a stop at each of ten points,
-and a second one five batches later: what a checkpoint holds is loaded into a new process's objects, made
+and a second one a batch later: what a checkpoint holds is loaded into a new process's objects, made
 anew. The numbers of the samples of both are compared: which are missing, which came twice, and whether the
 order is the same. Kinds whose library isn't installed are left out, and named.
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import itertools
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -34,8 +34,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from eventloop_testing import run_ranks
+from eventloop_testing.ranks import RankError
+
 sys.path.insert(0, str(Path(__file__).parent))
-from stream_kinds import BATCH_SIZE, KINDS, NUM, Make
+from stream_kinds import BATCH_SIZE, KINDS, NUM, Make, prepare
 
 
 class Net(nn.Module):
@@ -75,6 +78,10 @@ def by_eventloop(folder: Path, make: Make, stop: int | None, num_epochs: int) ->
             seen.extend(numbers_of(state.batch).tolist())
 
         @hookimpl
+        def should_checkpoint(self, state: Any) -> bool:
+            return bool(state.clock.batch == stop)
+
+        @hookimpl
         def batch_start(self, state: Any) -> None:
             if state.clock.batch == stop:  # the batch before is in the checkpoint
                 raise Stopped
@@ -85,7 +92,7 @@ def by_eventloop(folder: Path, make: Make, stop: int | None, num_epochs: int) ->
         forward=lambda model, batch: {"loss": model(batch)},
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-9),
     )
-    given = {"max_duration": f"{num_epochs}ep", "checkpoint_interval": "1ba"}
+    given = {"max_duration": f"{num_epochs}ep", "checkpoint_interval": f"{num_epochs}ep"}
     try:
         with isolated_trainer(folder, task, callbacks=[Sees()], **given) as trainer:
             trainer.fit()
@@ -181,66 +188,55 @@ FRAMEWORKS = {
 }
 
 
-def on_ranks(num_ranks: int) -> Callable[..., list[int]]:
-    """Returns `by_eventloop` on several ranks; the samples of one after those of the other."""
-    from eventloop_testing import run_ranks
-
-    def fit(*args: Any) -> list[int]:
-        return [
-            one for seen in run_ranks(by_eventloop, *args, world_size=num_ranks) for one in seen
-        ]
-
-    return fit
-
-
 def _said(warning: warnings.WarningMessage) -> str:
     return str(warning.message).partition("\n")[0]
-
-
-def _joined(parts: list[list[int]], num_ranks: int) -> list[int]:
-    """Returns the samples of each rank, over all parts of a run, one rank after the other."""
-    sizes = [len(part) // num_ranks for part in parts]
-    return [
-        one
-        for rank in range(num_ranks)
-        for part, size in zip(parts, sizes, strict=True)
-        for one in part[rank * size : (rank + 1) * size]
-    ]
 
 
 def resumed(
     fit: Callable[..., list[int]], make: Make, points: int, num_ranks: int = 1
 ) -> dict[str, Any]:
-    """Returns what runs lose and repeat that were stopped at as many points, twice, and went on."""
+    """Returns what runs lose and repeat that were stopped at as many points, twice, and went on.
+
+    On several ranks, by eventloop, each rank's samples are compared with its own; the sums are returned.
+    """
     folder = Path(tempfile.mkdtemp())
-    words: set[str] = set()
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
-            whole = fit(folder / "whole", make, None, 2)
-            words |= {_said(one) for one in caught if one.category is UserWarning}
-            num = len(whole) // num_ranks // BATCH_SIZE
-            lost, repeated, others = 0, 0, 0
-            for idx in range(points):
-                own = folder / str(idx)
-                stop = max(1, (idx + 1) * num // (points + 1))
-                stops = [*(one for one in (stop, stop + 5) if one < num), None]
-                parts = [fit(own, make, one, 2) for one in stops]
-                found = _joined(parts, num_ranks)
-                lost += sum((Counter(whole) - Counter(found)).values())
-                repeated += sum((Counter(found) - Counter(whole)).values())
-                others += found != whole
-        return {
-            "lost": lost,
-            "repeated": repeated,
-            "other order": others,
-            "warnings": sorted(words),
+        if num_ranks == 1:
+            return _compared(folder, fit, make, points)
+        args = (_compared, folder, fit, make, points)
+        rows = run_ranks(*args, world_size=num_ranks, timeout_s=1_200)
+        sums = {
+            name: sum(row[name] for row in rows) for name in ("lost", "repeated", "other order")
         }
+        return {**sums, "warnings": sorted({one for row in rows for one in row["warnings"]})}
     except Exception as error:  # noqa: BLE001  whatever a library refuses is a row of the table
-        return {"refused": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+        text = f"{type(error).__name__}: {error}"
+        # That of a rank ends with what was raised, and with notes on it.
+        raised = re.findall(r"^[\w.]+: .*", text, re.MULTILINE)
+        return {"refused": raised[-1 if isinstance(error, RankError) else 0]}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compared(
+    folder: Path, fit: Callable[..., list[int]], make: Make, points: int
+) -> dict[str, Any]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
+        whole = fit(folder / "whole", make, None, 2)
+        words = {_said(one) for one in caught if one.category is UserWarning}
+        num = len(whole) // BATCH_SIZE
+        lost, repeated, others = 0, 0, 0
+        for idx in range(points):
+            own = folder / str(idx)
+            stop = max(1, (idx + 1) * num // (points + 1))
+            stops = [*(one for one in (stop, stop + 1) if one < num), None]
+            found = [one for stop in stops for one in fit(own, make, stop, 2)]
+            lost += sum((Counter(whole) - Counter(found)).values())
+            repeated += sum((Counter(found) - Counter(whole)).values())
+            others += found != whole
+    return {"lost": lost, "repeated": repeated, "other order": others, "warnings": sorted(words)}
 
 
 def main() -> None:
@@ -255,13 +251,14 @@ def main() -> None:
     for name, kind in KINDS.items():
         if given.kind and not any(part in name for part in given.kind):
             continue
-        missing = [one for one in kind.needs if importlib.util.find_spec(one) is None]
-        fit = FRAMEWORKS[given.framework] if given.ranks == 1 else on_ranks(given.ranks)
+        missing = prepare(kind)
+        fit = FRAMEWORKS[given.framework]
         rows[name] = (
             {"not installed": missing}
             if missing
             else resumed(fit, kind.make, given.points, given.ranks)
         )
+        print(f"{name}: {rows[name]}", file=sys.stderr, flush=True)
     if given.json:
         print(json.dumps(rows, indent=2))
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -106,7 +107,8 @@ def test_samples_are_counted_by_the_leading_dimension(batch, samples):
 
 
 @pytest.mark.parametrize(
-    "batch", ["text", (), ([], []), {"a": 1}, torch.tensor(1.0), (torch.tensor(1.0),)]
+    "batch",
+    ["text", (), ([], []), {"a": 1}, torch.tensor(1.0), (torch.tensor(1.0),), np.ones((2, 3))],
 )
 def test_samples_that_can_not_be_counted_are_refused(batch):
     """A guess would bend every mean."""

@@ -71,8 +71,8 @@ def test_a_run_says_once_that_it_may_not_resume_exactly(tmp_path, make, words):
 
     assert words in message
     assert message.endswith(
-        "whether it gets the same batches isn't known; it does where the loader has state_dict and "
-        "load_state_dict, or is made of others by eventloop.data.zipped and cycled"
+        "whether it gets the same batches isn't known (else it loses and repeats up to as many as its epoch has had); "
+        "it does where the loader has state_dict and load_state_dict, or is made by `zipped` and `cycled`"
     )
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 from torch.utils.data import BatchSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.data.sample_order import Order
-from eventloop_streaming import Batches, Mixed, Permuted, Shards, Shuffled, Sliced
-from eventloop_streaming.plugin import Streaming
+from eventloop_streaming import Batches, Mixed, Permuted, Shards, Shuffled, Sliced, StreamState
 
 SAMPLES = list(range(40))
 
@@ -248,101 +248,45 @@ def test_a_run_in_the_middle_of_a_permutation_computes_none_of_what_was_taken(mo
     assert num_computed < 100_000
 
 
-class _Datasets:
-    """Stands in for the module: streams whose parts have its names."""
+class LateState(LikeDatasets):
+    """Loaded, it has the state of the start until it yields, as streams of `datasets` do."""
 
-    class IterableDataset:
-        def __init__(self, part):
-            self._ex_iterable = part
-
-
-class BufferShuffledExamplesIterable:
-    def __init__(self, buffer_size, inner=None):
-        self.buffer_size, self.ex_iterable = buffer_size, inner
+    def state_dict(self):
+        return {"num": 0} if self.is_loaded else super().state_dict()
 
 
-class Wrapped:
-    def __init__(self, *parts):
-        self.ex_iterables = list(parts)
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
+@pytest.mark.parametrize("make", [StreamState, lambda stream: Shuffled(stream, 4)])
+def test_workers_that_have_yielded_nothing_since_a_resume_keep_their_place(make):
+    """The run stops again after one batch, which is the other worker's."""
+
+    def loader():
+        return StatefulDataLoader(make(LateState()), 4, num_workers=2)
+
+    whole = [batch.tolist() for batch in loader()]
+    taken, state = [], None
+    for num_taken in (3, 1, 100):
+        resumed = loader()
+        if state is not None:
+            resumed.load_state_dict(state)
+        taken += [batch.tolist() for batch in itertools.islice(resumed, num_taken)]
+        state = resumed.state_dict()
+
+    assert taken == whole
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        (BufferShuffledExamplesIterable(1000), "loses up to 1,000;"),
-        (Wrapped(BufferShuffledExamplesIterable(10, Wrapped()), BufferShuffledExamplesIterable(5)),
-         "a buffer of 10 samples that isn't saved: a run that goes on in mid-epoch loses up to 15;"),
-        (Wrapped(), ""),
-    ],
-)  # fmt: skip
-def test_the_header_says_what_a_stream_of_datasets_would_lose(part, words, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasets", _Datasets)
-    plugin = Streaming()
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
+@pytest.mark.parametrize("num_taken", [16, 17, 18])
+def test_a_worker_that_is_done_waits_for_the_others(num_taken):
+    """One is done with its last batch, which isn't full, before the other: the epoch isn't over."""
 
-    class State:
-        train_dataloader = _Datasets.IterableDataset(part)
+    def loader():
+        return StatefulDataLoader(Sliced(range(68)), 4, num_workers=2)
 
-    plugin.init(State)
+    whole = [batch.tolist() for batch in loader()]
+    stopped = loader()
+    taken = [batch.tolist() for batch in itertools.islice(stopped, num_taken)]
+    resumed = loader()
+    resumed.load_state_dict(stopped.state_dict())
 
-    assert words in plugin.note
-    assert bool(words) == bool(plugin.note)
-
-
-class _Webdataset:
-    """Stands in for the module: a pipeline whose stages have its names."""
-
-    class DataPipeline:
-        def __init__(self, stage):
-            self.pipeline = [object(), stage]
-
-
-class Stage:
-    def __init__(self, function, **kw):
-        self.f, self.kw = function, kw
-
-
-def _shuffle():
-    pass
-
-
-def _map():
-    pass
-
-
-@pytest.mark.parametrize(
-    ("stage", "is_noted"),
-    [(Stage(_shuffle), True), (Stage(_shuffle, seed=0), False), (Stage(_map), False)],
-)
-def test_the_header_names_a_shuffle_without_a_seed(stage, is_noted, monkeypatch):
-    """Read again, its samples come in another order."""
-    monkeypatch.setitem(__import__("sys").modules, "webdataset", _Webdataset)
-    plugin = Streaming()
-
-    class State:
-        train_dataloader = _Webdataset.DataPipeline(stage)
-
-    plugin.init(State)
-
-    assert ("webdataset" in plugin.note) == is_noted
-
-
-class _Litdata:
-    """Stands in for the module."""
-
-    class StreamingDataLoader:
-        def __init__(self, num_workers):
-            self.num_workers = num_workers
-
-
-@pytest.mark.parametrize(("num_workers", "is_noted"), [(0, False), (1, False), (2, True)])
-def test_the_header_names_workers_of_litdata(num_workers, is_noted, monkeypatch):
-    """Two of them lost and repeated a batch or more at each stop."""
-    monkeypatch.setitem(__import__("sys").modules, "litdata", _Litdata)
-    plugin = Streaming()
-
-    class State:
-        train_dataloader = _Litdata.StreamingDataLoader(num_workers)
-
-    plugin.init(State)
-
-    assert ("litdata" in plugin.note) == is_noted
+    assert taken + [batch.tolist() for batch in resumed] == whole

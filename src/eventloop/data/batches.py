@@ -220,7 +220,7 @@ def rebuild(like: Any, values: list[Any]) -> Any:
 
 def _leading_that_fits(batch: Any) -> int:
     size = _leading(batch)
-    if batch == {}:
+    if isinstance(batch, Mapping) and not batch:  # an array is compared by element
         return 1
     if size == 0:
         what, fix = "has no samples", "let the data loader leave empty batches out"

@@ -99,8 +99,8 @@ def warn_of_resume_risks(state: State, risks: Iterable[str]) -> None:
         for risk in risks:
             warnings.warn(
                 f"the train data loader is {risk}: a resumed run reads its epoch once more, and "
-                "whether it gets the same batches isn't known; it does where the loader has state_dict and "
-                "load_state_dict, or is made of others by eventloop.data.zipped and cycled",
+                "whether it gets the same batches isn't known (else it loses and repeats up to as many as its epoch "
+                "has had); it does where the loader has state_dict and load_state_dict, or is made by `zipped` and `cycled`",
                 stacklevel=2,
             )
 

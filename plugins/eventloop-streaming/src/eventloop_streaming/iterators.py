@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch.utils.data import default_convert
 
 
@@ -30,7 +31,7 @@ class IteratorState:
         if self._loaded is not None:
             iterator.set_state(self._loaded)
         self._iterator, self._loaded = iterator, None
-        return map(default_convert, iterator)
+        return map(default_convert, map(_plain, iterator))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position."""
@@ -41,3 +42,15 @@ class IteratorState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` returned."""
         self._loaded = state["iterator"]
+
+
+def _plain(batch: Any) -> Any:
+    """Returns a batch with NumPy's own arrays in the place of derived ones, such as grain's workers send."""
+    if isinstance(batch, np.ndarray):
+        return np.asarray(batch)
+    if isinstance(batch, Mapping):
+        return {name: _plain(part) for name, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        parts = [_plain(part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch

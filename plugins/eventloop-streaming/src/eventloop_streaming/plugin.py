@@ -10,11 +10,12 @@ from eventloop import StateView, hookimpl
 
 
 class Streaming:
-    """Warns in the header of a train stream that `datasets` or `webdataset` shuffle in a buffer.
+    """Says in the header how many samples a stop in mid-epoch may lose or repeat of the train data.
 
-    The state of a stream of `datasets` has no samples of the buffer: a run that goes on in mid-epoch
-    fills it anew, behind those that it held (datasets 5.2). One of `webdataset` has no state: its
-    samples are read again, and without a seed their order is another one (webdataset 1.0).
+    The state of a stream of `datasets` has no samples of a shuffle buffer: a run that goes on in mid-epoch
+    fills it anew, behind those that it held; and one that was loaded has no state until it yields (datasets 5.2).
+    A stream of `webdataset` has no state: its samples are read again, and without a seed their order is
+    another one (webdataset 1.0). A loader of `litdata` with workers forgets its epoch (litdata 0.2.76).
     """
 
     name = "streaming"
@@ -25,53 +26,99 @@ class Streaming:
     @hookimpl
     def init(self, state: StateView) -> None:
         """Looks at the train data loader."""
-        sizes = list(_lossy_buffers(state.train_dataloader))
-        if sizes:
-            self.note = (
-                f"data: `datasets` shuffle the train stream in a buffer of {max(sizes):,} samples that "
-                f"isn't saved: a run that goes on in mid-epoch loses up to {sum(sizes):,}; "
-                "eventloop_streaming.Shuffled(stream, buffer_size) in its place loses none"
-            )
-        elif _has_inexact_workers(state.train_dataloader):
-            self.note = (
-                "data: `litdata` with several workers doesn't go on at the very sample: a run that goes on "
-                "in mid-epoch may lose and repeat some batches of each worker; with num_workers=0 none"
-            )
-        elif _has_unseeded_shuffle(state.train_dataloader):
-            self.note = (
-                "data: `webdataset` shuffles the train stream without a seed: a run that goes on in "
-                "mid-epoch reads its samples again in another order, and may lose and repeat as many as "
-                "the epoch has had; .shuffle(size, seed=0) loses none"
-            )
+        loader = state.train_dataloader
+        # Each worker of each rank has buffers of its own.
+        num_parts = max(1, getattr(loader, "num_workers", 0)) * state.data_world_size
+        for doubt in (_of_datasets, _of_litdata, _of_mosaicml, _of_webdataset):
+            self.note = self.note or doubt(loader, num_parts)
 
 
-def _has_inexact_workers(dataloader: Any) -> bool:
-    """Returns whether a loader is litdata's, with workers whose positions it rounds (0.2.76)."""
-    module = sys.modules.get("litdata")
-    if module is None or not isinstance(dataloader, module.StreamingDataLoader):
-        return False
-    return bool(dataloader.num_workers > 1)
-
-
-def _has_unseeded_shuffle(dataloader: Any) -> bool:
-    """Returns whether a stream of `webdataset` is shuffled by a generator that the time seeds."""
-    module = sys.modules.get("webdataset")
-    data = getattr(dataloader, "dataset", dataloader)
-    if module is None or not isinstance(data, module.DataPipeline):
-        return False
-    return any(
-        getattr(getattr(stage, "f", None), "__name__", "") == "_shuffle"
-        and stage.kw.get("seed") is None
-        and stage.kw.get("rng") is None
-        for stage in data.pipeline
+def _of_datasets(loader: Any, num_parts: int) -> str:
+    sizes = list(_lossy_buffers(loader))
+    if sizes:
+        return (
+            f"data: `datasets` shuffle the train stream in a buffer of {max(sizes):,} samples that "
+            f"isn't saved: a run that goes on in mid-epoch loses up to {sum(sizes) * num_parts:,}; "
+            "eventloop_streaming.Shuffled(stream, buffer_size) in its place loses none"
+        )
+    num_workers = getattr(loader, "num_workers", 0)
+    if num_workers < 2 or not _is_of(loader.dataset, "datasets", "IterableDataset"):
+        return ""
+    return (
+        f"data: a stream of `datasets` with {num_workers} workers: a run that was resumed in mid-epoch and stops "
+        f"again within {num_workers} batches repeats up to what {num_workers - 1} of {num_workers} workers had read of "
+        "the epoch; eventloop_streaming.StreamState(stream) in its place repeats none"
     )
+
+
+def _of_litdata(loader: Any, num_parts: int) -> str:
+    if not _is_of(loader, "litdata", "StreamingDataLoader"):
+        return ""
+    if not loader.num_workers:
+        return _of_draws(loader, "eventloop_streaming.LitdataState(loader) in its place draws")
+    most, fix = "", "of an epoch"
+    if _is_of(loader.dataset, "litdata", "StreamingDataset"):
+        most = f" {len(loader) * loader.batch_size:,}"
+        fix = "of an epoch; eventloop_streaming.LitdataState(loader) in its place none"
+    return (
+        "data: a loader of `litdata` with workers forgets its epoch when it goes on in mid-epoch: a run that is stopped "
+        f"again then loses and repeats up to all{most} samples {fix}"
+    )
+
+
+def _of_mosaicml(loader: Any, num_parts: int) -> str:
+    if not _is_of(loader, "streaming", "StreamingDataLoader"):
+        return ""
+    return _of_draws(loader, "StreamingDataLoader(..., generator=torch.Generator()) draws")
+
+
+def _of_draws(loader: Any, fix: str) -> str:
+    if loader.generator is not None:
+        return ""
+    module = type(loader).__module__.partition(".")[0]
+    return (
+        f"data: a loader of `{module}` draws a seed from the training's generator when it goes on in mid-epoch: no "
+        f"sample is lost or repeated, but dropout draws other numbers; {fix} the same"
+    )
+
+
+def _of_webdataset(loader: Any, num_parts: int) -> str:
+    data = getattr(loader, "dataset", loader)
+    if not _is_of(data, "webdataset", "DataPipeline"):
+        return ""
+    sizes = list(_unseeded_buffers(data.pipeline))
+    if not sizes:
+        return ""
+    most = "as many as the epoch has had" if None in sizes else f"up to {sum(sizes) * num_parts:,}"
+    return (
+        "data: `webdataset` shuffles the train stream without a seed: a run that goes on in "
+        f"mid-epoch reads its samples again in another order, and loses and repeats {most}; "
+        ".shuffle(size, seed=0) loses none"
+    )
+
+
+def _is_of(whole: Any, module: str, name: str) -> bool:
+    """Returns whether an object is of a class of a module; none is if that isn't imported."""
+    return module in sys.modules and isinstance(whole, getattr(sys.modules[module], name))
+
+
+def _unseeded_buffers(pipeline: list[Any]) -> Iterator[Any]:
+    """Yields the sizes of the buffers whose generator the time seeds; None for one of shards.
+
+    Of the samples that were taken none is as far from its place as a buffer is large; of shards, all may be others.
+    """
+    names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in pipeline]
+    opened = names.index("tar_file_expander") if "tar_file_expander" in names else -1
+    for idx, (stage, name) in enumerate(zip(pipeline, names, strict=True)):
+        if name == "_shuffle" and stage.kw.get("seed") is None and stage.kw.get("rng") is None:
+            size = stage.args[0] if stage.args else stage.kw.get("bufsize", 1_000)
+            yield None if idx < opened else size
 
 
 def _lossy_buffers(dataloader: Any) -> Iterator[int]:
     """Yields the sizes of the shuffle buffers that a data loader over a stream of `datasets` has."""
-    module = sys.modules.get("datasets")
     data = getattr(dataloader, "dataset", dataloader)
-    if module is None or not isinstance(data, module.IterableDataset):
+    if not _is_of(data, "datasets", "IterableDataset"):
         return
     # Private: there is no public way to ask (datasets 5.2).
     waiting: list[Any] = [getattr(data, "_ex_iterable", None)]

@@ -115,3 +115,30 @@ class Sliced(Stream):
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         self._source.load_state_dict(state["source"])
+
+
+class StreamState(Stream):
+    """Yields the samples of a stream as they are, with a state that is complete at any time.
+
+    A stream of `datasets` that was loaded returns the start of its epoch until it yields a sample, and workers that
+    haven't yielded one save that (datasets 5.2 with torchdata 0.11).
+
+    Args:
+        samples: as `Shuffled` takes it.
+    """
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        super().__init__()
+        self._source = Position(samples)
+
+    def _begin(self) -> None:
+        self._source.begin()
+
+    def _samples(self) -> Iterator[Any]:
+        return self._source.samples()
+
+    def _position(self) -> dict[str, Any]:
+        return {"source": self._source.state_dict()}
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        self._source.load_state_dict(state["source"])

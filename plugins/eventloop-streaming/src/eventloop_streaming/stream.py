@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from abc import ABC, abstractmethod
@@ -45,7 +46,9 @@ class Stream(IterableDataset[Any], ABC):
             self.next_epoch()
         self._is_loaded, self._is_in_epoch = False, True
         yield from self._samples()
-        self.next_epoch()
+        # A worker that is done stays at its end: others may have samples of this epoch.
+        if get_worker_info() is None:
+            self.next_epoch()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, unless it is under way."""
@@ -107,6 +110,7 @@ class Position:
                 "such as a list or an object with __iter__"
             )
         self._own, self._is_loaded, self._is_left = samples, False, False
+        self._loaded: Any = None  # until it is read
         self.num_read, self.num_passes, self.is_over = 0, 0, False
 
     @property
@@ -121,7 +125,7 @@ class Position:
             if isinstance(self._own, Stream):
                 self._own.next_epoch()
             self._is_left = not isinstance(self._own, Stream)
-        self.num_read, self.is_over = 0, False
+        self.num_read, self.is_over, self._loaded = 0, False, None
 
     def samples(self) -> Iterator[Any]:
         """Yields the samples that are left of the epoch."""
@@ -137,14 +141,17 @@ class Position:
             iterator = itertools.chain(ahead, iterator) if ahead else iter(self._own)
         self._is_loaded = self._is_left = False
         for sample in iterator:
+            self._loaded = None
             self.num_read += 1
             yield sample
-        self.is_over = True
+        self.is_over, self._loaded = True, None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position."""
         has_state = isinstance(self._own, Stateful) and not self._is_left
         own = self._own.state_dict() if has_state else None  # type: ignore[attr-defined]
+        # Streams of `datasets` return the start of the epoch until they yield (5.2).
+        own = own if self._loaded is None else self._loaded
         names = ("num_read", "num_passes", "is_over")
         return {**{name: getattr(self, name) for name in names}, "own": own}
 
@@ -153,6 +160,8 @@ class Position:
         self.num_read, self.is_over = state["num_read"], state["is_over"]
         self.num_passes = state["num_passes"]
         if isinstance(self._own, Stateful) and state["own"] is not None:
+            if not isinstance(self._own, Stream):
+                self._loaded = copy.deepcopy(state["own"])
             self._own.load_state_dict(state["own"])
             self._is_loaded = True
 
