@@ -30,7 +30,8 @@ class Packed(nn.Module):
 
     def forward(self, input_ids, position_ids, labels):
         documents_BT = (position_ids == 0).cumsum(1)
-        seen_BTT = torch.ones(input_ids.shape[1], input_ids.shape[1]).tril()[None]
+        length = input_ids.shape[1]
+        seen_BTT = torch.ones(length, length, device=input_ids.device).tril()[None]
         if self.tells_apart:
             seen_BTT = seen_BTT * (documents_BT[:, :, None] == documents_BT[:, None])
         tokens_BTC = self.text.tokens(input_ids)
