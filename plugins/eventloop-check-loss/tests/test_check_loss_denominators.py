@@ -211,7 +211,9 @@ def test_class_weights_that_are_normalised_in_each_microbatch(checked):
     weights_V = torch.tensor([0.1, 1.0, 5.0])
 
     report = checked(
-        lambda: samples_task(linear(), lambda out, to: F.cross_entropy(out, to, weight=weights_V.to(out.device)))
+        lambda: samples_task(
+            linear(), lambda out, to: F.cross_entropy(out, to, weight=weights_V.to(out.device))
+        )
     )
 
     (inputs, targets) = samples_task(linear(), None).train_dataloader[0]

@@ -104,7 +104,9 @@ class Placed(TinyText):
         self.places = nn.Embedding(LENGTH, WIDTH)
 
     def hidden(self, input_ids, attention_mask):
-        return self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+        return self.tokens(input_ids) + self.places(
+            torch.arange(input_ids.shape[1], device=input_ids.device)
+        )
 
 
 def test_positions_that_are_counted_from_the_left_padding(checked):
