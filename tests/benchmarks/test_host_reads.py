@@ -50,7 +50,8 @@ def test_no_step_waits_and_the_weights_are_those_of_the_cpu(name, host_reads):
     if row.kind:
         # torch averages weights by another formula where a device has kernels for many tensors.
         assert row.weights == "same" or name == "swa"
-        assert row.steps == 18
+        # A curriculum begins with a part of the samples.
+        assert row.steps == (14 if name == "curriculum" else 18)
     else:
         assert "has no part" in row.problem
 
