@@ -20,11 +20,11 @@ from stream_resume import by_eventloop, resumed
 # What is neither exact nor refused, and the words of the header or of a warning at the start.
 DOUBTS = {
     "an iterable that counts epochs": "loses and repeats up to as many as its epoch has had",
-    "datasets, stream, 2 workers": "repeats up to what 1 of 2 workers had read",
-    "datasets, map and batches, 2 workers": "repeats up to what 1 of 2 workers had read",
-    "datasets, interleaved, 2 workers": "repeats up to what 1 of 2 workers had read",
-    "datasets, shuffle buffer": "goes on in mid-epoch loses up to 16;",
-    "datasets, shuffle buffer, 2 workers": "goes on in mid-epoch loses up to 32;",
+    "datasets, stream, 2 workers": "loses and repeats up to what 1 of 2 workers had read",
+    "datasets, map and batches, 2 workers": "loses and repeats up to what 1 of 2 workers had read",
+    "datasets, interleaved, 2 workers": "loses and repeats up to what 1 of 2 workers had read",
+    "datasets, shuffle buffer": "goes on in mid-epoch loses and repeats up to 16;",
+    "datasets, shuffle buffer, 2 workers": "loses and repeats up to 32, or ends in an error of `datasets`;",
     "webdataset, shuffle buffer": "loses and repeats up to 16;",
     "webdataset, shuffle buffer, 2 workers": "loses and repeats up to 32;",
     "litdata, 2 workers": "loses and repeats up to all 96 samples",

@@ -35,19 +35,20 @@ class Streaming:
 
 def _of_datasets(loader: Any, num_parts: int) -> str:
     sizes = list(_lossy_buffers(loader))
+    num_workers = getattr(loader, "num_workers", 0)
     if sizes:
+        fails = ", or ends in an error of `datasets`" if num_workers > 1 else ""
         return (
             f"data: `datasets` shuffle the train stream in a buffer of {max(sizes):,} samples that "
-            f"isn't saved: a run that goes on in mid-epoch loses up to {sum(sizes) * num_parts:,}; "
-            "eventloop_streaming.Shuffled(stream, buffer_size) in its place loses none"
+            f"isn't saved: a run that goes on in mid-epoch loses and repeats up to {sum(sizes) * num_parts:,}{fails}; "
+            "eventloop_streaming.Shuffled(stream, buffer_size) in its place does neither"
         )
-    num_workers = getattr(loader, "num_workers", 0)
     if num_workers < 2 or not _is_of(loader.dataset, "datasets", "IterableDataset"):
         return ""
     return (
         f"data: a stream of `datasets` with {num_workers} workers: a run that was resumed in mid-epoch and stops "
-        f"again within {num_workers} batches repeats up to what {num_workers - 1} of {num_workers} workers had read of "
-        "the epoch; eventloop_streaming.StreamState(stream) in its place repeats none"
+        f"again within {num_workers} batches loses and repeats up to what {num_workers - 1} of {num_workers} workers had "
+        "read of the epoch; eventloop_streaming.StreamState(stream) in its place does neither"
     )
 
 
