@@ -394,14 +394,14 @@ def test_a_plugin_is_built_with_options_and_tried_on_a_task_of_its_authors():
 
 
 class Mixes:
-    """Multiplies a loss on the device by a number that stays on the host."""
+    """Multiplies a loss on the device by numbers that stay on the host."""
 
     def __init__(self) -> None:
-        self.factor = torch.tensor(2.0)
+        self.factors = torch.tensor([1.0, 3.0])
 
     @hookimpl
     def before_backward(self, state):
-        state.loss = state.loss * self.factor
+        state.loss = (state.loss * self.factors).mean()
 
 
 class CopiesToTheHost:
