@@ -121,7 +121,7 @@ def buffer_reused_after_use(device, *, is_right):
 
 
 def memory_not_recorded(device, *, is_right):
-    """Memory of a side stream that is given back while the computing stream uses it."""
+    """Memory of a side stream that it takes again while the computing stream uses it."""
     side, computing = torch.Stream(device), torch.accelerator.current_stream()
     with side:
         values = ones(device)
@@ -130,6 +130,23 @@ def memory_not_recorded(device, *, is_right):
         values.record_stream(computing)
     total = values.sum()
     del values
+    with side:
+        ones(device)
+    return total.item()
+
+
+def memory_taken_again(device, *, is_right):
+    """The same, where the side stream waits before it takes memory, instead of a record."""
+    side, computing = torch.Stream(device), torch.accelerator.current_stream()
+    with side:
+        values = ones(device)
+    computing.wait_stream(side)
+    total = values.sum()
+    del values
+    if is_right:
+        side.wait_stream(computing)
+    with side:
+        ones(device)
     return total.item()
 
 
@@ -148,7 +165,7 @@ def two_copies_one_buffer(device, *, is_right):
 
 RACES = (copy_to_host, event_too_early, event_of_another_stream, query_ignored,
          side_stream_not_joined, side_stream_too_early, written_while_read, buffer_reused,
-         buffer_reused_after_use, memory_not_recorded, two_copies_one_buffer)  # fmt: skip
+         buffer_reused_after_use, memory_not_recorded, memory_taken_again, two_copies_one_buffer)  # fmt: skip
 
 
 @pytest.mark.parametrize("race", RACES, ids=lambda race: race.__name__)

@@ -127,7 +127,7 @@ def no_device_reads() -> Iterator[Check]:
 def pretend_device() -> Iterator[torch.device]:
     """The pretend accelerator, switched on for the test: `make_trainer(device="pretend")`.
 
-    The test fails where a pinned buffer was written, or memory freed, before a GPU would have been
+    The test fails where a pinned buffer was written, or memory taken again, before a GPU would have been
     done with it.
     """
     import eventloop_testing

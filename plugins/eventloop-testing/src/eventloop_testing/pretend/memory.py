@@ -64,6 +64,7 @@ class Block:
         self._line = lines.current()
         self._users: dict[int, int] = {}  # positions of other lines
         self._recorded: set[int] = set()
+        _check_freed(self._line)
         COUNTS.take(storage.nbytes())
         self.storage = storage
         self._num_bytes = storage.nbytes()
@@ -105,18 +106,14 @@ class Block:
 
     def __del__(self) -> None:
         COUNTS.allocated -= self._num_bytes
-        for number, position in self._users.items():
-            if number not in self._recorded and not self._line.is_after(number, position):
-                _misuses.append(
-                    f"memory of stream {self._line.number} was freed while stream {number} may "
-                    "still use it: call tensor.record_stream(stream), or have the one wait for the "
-                    "other"
-                )
+        users = [one for one in self._users.items() if one[0] not in self._recorded]
+        _freed.setdefault(self._line.number, []).extend(users)
 
 
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 _pinned: dict[int, Any] = {}
-_misuses: list[str] = []
+# Streams that used freed memory, up to which position, by the stream that may take it again.
+_freed: dict[int, list[tuple[int, int]]] = {}
 
 
 def block_of(raw: Tensor) -> Block:
@@ -125,17 +122,9 @@ def block_of(raw: Tensor) -> Block:
     return _blocks.get(key_of(storage)) or Block(storage)
 
 
-def raise_misuses() -> None:
-    """Raises RaceError for memory that was freed too early, which can't raise when it is."""
-    if _misuses:
-        message = _misuses[0]
-        _misuses.clear()
-        fail(RaceError(message))
-
-
-def forget_misuses() -> None:
-    """Drops what `raise_misuses` would raise."""
-    _misuses.clear()
+def forget_freed() -> None:
+    """Has no allocation take memory that was freed before."""
+    _freed.clear()
 
 
 def pin(tensor: Tensor) -> Tensor:
@@ -161,3 +150,16 @@ def _check(line: lines.Line, number: int, position: int, did: str) -> None:
                 "recorded after that"
             )
         )
+
+
+def _check_freed(line: lines.Line) -> None:
+    """Raises RaceError if an allocation may take memory that another stream still uses."""
+    for number, position in _freed.pop(line.number, ()):
+        if not line.is_after(number, position):
+            fail(
+                RaceError(
+                    f"memory of stream {line.number} was freed and is taken again while stream "
+                    f"{number} may still use it: call tensor.record_stream(stream), or have the "
+                    "one wait for the other"
+                )
+            )
