@@ -51,7 +51,7 @@ def fit(tmp_path):
 def weights(trainer):
     """Returns the weights, also those of shards."""
     params = [getattr(one, "full_tensor", one.detach)() for one in trainer.state.model.parameters()]
-    return torch.cat([param.detach().flatten() for param in params])
+    return torch.cat([param.detach().flatten() for param in params]).cpu()
 
 
 def assert_near(actual, expected, tolerance=1e-6):

@@ -46,7 +46,7 @@ class Nothing:
 
 
 def weights(trainer):
-    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()])
+    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()]).cpu()
 
 
 @pytest.fixture(scope="module")

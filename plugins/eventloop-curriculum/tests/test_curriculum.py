@@ -56,7 +56,7 @@ def fit(folder, *algorithms, task=None, **given):
 
 
 def weights(trainer):
-    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()])
+    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()]).cpu()
 
 
 def by_hand(sizes):

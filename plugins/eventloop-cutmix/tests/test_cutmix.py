@@ -49,7 +49,7 @@ def train(tmp_path):
 
 
 def weights(trainer):
-    return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()])
+    return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()]).cpu()
 
 
 def weights_by_hand(generator, alpha=1.0):

@@ -25,7 +25,7 @@ class Steps:
     def averaged(self, decay):
         """The paper's formula in float64; a batch that left the weights alone had no step."""
         average, last = None, None
-        for weights in self.weights:
+        for weights in on_host(self.weights):
             if average is None:
                 average = weights.double()
             elif not torch.equal(weights, last):
@@ -36,6 +36,10 @@ class Steps:
 
 def weights_of(model):
     return torch.cat([one.detach().flatten().clone() for one in model.parameters()])
+
+
+def on_host(weights):
+    return [one.cpu() for one in weights]
 
 
 def exported(trainer, folder):
@@ -51,7 +55,8 @@ def fit(folder, *algorithms, callbacks=(), task=None, ema=None, observers=(), **
     given = {"max_duration": "4ep", "callbacks": [steps, *callbacks], "observers": observers}
     with isolated_trainer(folder, task, algorithms=plugins, **given | settings) as trainer:
         trainer.fit()
-        return exported(trainer, folder), weights_of(trainer.state.model), steps
+        steps.weights = on_host(steps.weights)
+        return exported(trainer, folder), weights_of(trainer.state.model).cpu(), steps
 
 
 def assert_averaged(found, decay=0.8, tolerance=1e-6):
@@ -177,7 +182,8 @@ class Surgeon:
 
     @hookimpl
     def init(self, state):
-        state.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
+        new = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
+        state.model = new.to(state.device)
 
 
 def test_a_model_that_surgery_changed_is_averaged(tmp_path):
@@ -195,7 +201,7 @@ def test_the_training_is_the_one_without_it(tmp_path):
     with isolated_trainer(tmp_path / "without", max_duration="4ep") as trainer:
         trainer.fit()
 
-    assert torch.equal(trained, weights_of(trainer.state.model))
+    assert torch.equal(trained, weights_of(trainer.state.model).cpu())
 
 
 class Sees:
@@ -227,8 +233,8 @@ def test_evaluation_prediction_and_export_see_the_averages(tmp_path):
         expected = exported(trainer, tmp_path)
 
         assert len(sees.seen) == 3
-        assert all(torch.equal(one, expected) for one in sees.seen)
-        assert not torch.equal(expected, weights_of(trainer.state.model))
+        assert all(torch.equal(one, expected) for one in on_host(sees.seen))
+        assert not torch.equal(expected, weights_of(trainer.state.model).cpu())
 
 
 def test_the_weights_are_back_after_a_failure(tmp_path):
@@ -253,8 +259,8 @@ def test_loaded_weights_are_evaluated_themselves(tmp_path):
         trainer.load_weights(tmp_path / "model.safetensors")
         trainer.eval()
 
-    assert torch.equal(sees.seen[-1], expected)
-    assert torch.equal(weights_of(trainer.state.model), expected)
+    for seen in on_host([sees.seen[-1], weights_of(trainer.state.model)]):
+        assert torch.equal(seen, expected)
 
 
 def test_weights_of_a_run_are_evaluated_as_the_run_did(tmp_path):
@@ -425,7 +431,7 @@ def test_a_callback_that_generates_sees_the_averages(tmp_path):
         trainer.predict(tiny_batches(1))
         trained = weights_of(trainer.state.model)
 
-    for found in (*in_fit, *watches.seen):
+    for found in on_host([*in_fit, *watches.seen]):
         torch.testing.assert_close(found.double(), steps.averaged(0.8), rtol=0, atol=1e-6)
     assert len(watches.seen) == 3
     assert torch.equal(trained, steps.weights[-1])

@@ -26,7 +26,9 @@ def fit(folder, batch_size, *plugins, stop=None, **settings):
         path = trainer.export(folder / "model.safetensors")
         state = trainer.state
         kept = state.plugin("ema").state_dict()["averages"]
-        kept = gathered(kept, state.all_gather, keep=True)
+        kept = {
+            name: one.cpu() for name, one in gathered(kept, state.all_gather, keep=True).items()
+        }
     return load_file(path) if trainer.state.rank == 0 else kept, kept
 
 

@@ -28,7 +28,7 @@ def fit(tmp_path):
         with isolated_trainer(folder, task, **settings) as trainer:
             trainer.fit()
             weights = torch.cat([one.flatten() for one in trainer.state.model.parameters()])
-            return weights.detach(), trainer.state.eval_metrics
+            return weights.detach().cpu(), trainer.state.eval_metrics
 
     return fit
 
@@ -125,7 +125,7 @@ def test_evaluation_sees_the_loss_as_it_is(fit):
     torch.nn.utils.vector_to_parameters(weights, model.parameters())
     inputs, targets = map(torch.cat, zip(*tiny_batches(2), strict=True))
 
-    loss = metrics["test"]["loss"].float()
+    loss = metrics["test"]["loss"].float().cpu()
 
     torch.testing.assert_close(loss, cross_entropy(model(inputs), targets).detach())
 

@@ -53,7 +53,7 @@ def fit(tmp_path):
 def weights(trainer):
     """Returns the weights, also those of shards."""
     params = [getattr(one, "full_tensor", one.detach)() for one in trainer.state.model.parameters()]
-    return torch.cat([param.detach().flatten() for param in params])
+    return torch.cat([param.detach().flatten() for param in params]).cpu()
 
 
 def assert_near(actual, expected, tolerance=1e-6):
@@ -189,7 +189,8 @@ class Updates:
     @hookimpl
     def train_batch(self, state):
         for part in (0, 1):
-            state.batch = (X[part * 8 : part * 8 + 8], Y[part * 8 : part * 8 + 8])
+            samples = slice(part * 8, part * 8 + 8)
+            state.batch = (X[samples].to(state.device), Y[samples].to(state.device))
             stepped = state.update(self.loss_of, self.named)
         if state.clock.batch == self.stop:
             raise EOFError

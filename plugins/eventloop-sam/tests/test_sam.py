@@ -50,7 +50,7 @@ def fit(tmp_path):
 
 def weights(trainer):
     parameters = trainer.state.model.parameters()
-    return torch.cat([param.detach().flatten() for param in parameters])
+    return torch.cat([param.detach().flatten() for param in parameters]).cpu()
 
 
 def assert_near(actual, expected, tolerance=1e-6):

@@ -55,6 +55,10 @@ def weights_of(model):
     return torch.cat([one.flatten() for one in found]).clone()
 
 
+def on_host(weights):
+    return [one.cpu() for one in weights]
+
+
 def run(folder, *algorithms, task=None, duration="4ep", sees=None, **settings):
     """Trains 4 epochs of 3 batches; gives the trained and the exported weights."""
     sees = sees or Sees()
@@ -67,7 +71,8 @@ def run(folder, *algorithms, task=None, duration="4ep", sees=None, **settings):
             key for key, one in trainer.state.model.state_dict().items() if one.is_floating_point()
         ]
         exported = torch.cat([found[name].flatten() for name in names])
-        return weights_of(trainer.state.model), exported, sees
+        sees.trained, sees.seen = on_host(sees.trained), on_host(sees.seen)
+        return weights_of(trainer.state.model).cpu(), exported, sees
 
 
 def by_hand(start=2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -224,8 +225,13 @@ def _is_torchs_own() -> bool:
 
 
 def _outside() -> str:
-    """Returns the innermost line under way that is neither torch's nor eventloop's."""
-    insides = [f"{Path(module).parent}{os.sep}" for module in (torch.__file__, __file__)]
+    """Returns the innermost line under way that is neither torch's nor eventloop's.
+
+    Methods of tensors of the pretend device, where it is in use, stand for torch's.
+    """
+    pretend = sys.modules.get("eventloop_testing.pretend")
+    files = [torch.__file__, __file__, *([] if pretend is None else [str(pretend.__file__)])]
+    insides = [f"{Path(file).parent}{os.sep}" for file in files]
     for frame, line in traceback.walk_stack(None):
         file = frame.f_code.co_filename
         if not file.startswith((*insides, "<")) and Path(file).name != "contextlib.py":
