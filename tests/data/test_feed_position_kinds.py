@@ -440,3 +440,34 @@ def test_loading_draws_nothing_from_the_global_generators(num_workers):
 
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+
+
+class Wraps:
+    """A loader whose iterator is a generator: its workers' seed is drawn when the first batch is wanted."""
+
+    def __init__(self, num_workers):
+        self.loader = StatefulDataLoader(StatefulStream(), 4, num_workers=num_workers)
+
+    def __iter__(self):
+        for batch in self.loader:
+            yield batch, torch.rand(())
+
+    def state_dict(self):
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state):
+        self.loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_generator_that_begins_once_more_draws_no_other_numbers(num_workers):
+    """The seed of its workers isn't drawn again; what it draws for a batch is drawn as without a stop."""
+    feed = feed_of(Wraps(num_workers))
+    epochs(feed, stop=2)
+    state, rng_state = feed.state_dict(), torch.get_rng_state()
+    whole = [epochs(feed, stop=1), torch.rand(())]
+    resumed = feed_of(Wraps(num_workers))
+    resumed.load_state_dict(state)
+    torch.set_rng_state(rng_state)
+
+    assert [epochs(resumed, stop=1), torch.rand(())] == whole

@@ -167,6 +167,42 @@ class Counting(IterableDataset):
             yield inputs, inputs.argmax()
 
 
+class CountingWithState(IterableDataset):
+    """The same with a position; in workers, whose draws aren't saved, it draws nothing."""
+
+    def __init__(self):
+        self.load_state_dict({"num": 0})
+
+    def __iter__(self):
+        start, self.start = self.start, 0
+        is_worker = torch.utils.data.get_worker_info() is not None
+        for self.num in range(start + 1, 21):
+            inputs = torch.arange(3.0) % self.num if is_worker else torch.randn(3)
+            yield inputs, inputs.argmax()
+
+    def state_dict(self):
+        return {"num": self.num}
+
+    def load_state_dict(self, state):
+        self.num = self.start = state["num"]
+
+
+class Wraps:
+    """A loader whose iterator is a generator: its workers' seed is drawn when the first batch is wanted."""
+
+    def __init__(self, num_workers=0):
+        self.loader = StatefulDataLoader(CountingWithState(), 4, num_workers=num_workers)
+
+    def __iter__(self):
+        yield from self.loader
+
+    def state_dict(self):
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state):
+        self.loader.load_state_dict(state)
+
+
 class OutOfMemory(nn.Module):
     """Has memory for two samples only, at first."""
 
@@ -236,6 +272,13 @@ KINDS = {
     "shuffled": kind(train_dataloader=lambda: DataLoader(data(), 4, shuffle=True)),
     "iterable": kind(train_dataloader=lambda: DataLoader(Counting(), 4)),
     "stateful": kind(train_dataloader=lambda: StatefulDataLoader(data(), 4, shuffle=True)),
+    "stateful stream": kind(train_dataloader=lambda: StatefulDataLoader(CountingWithState(), 4)),
+    "wrapped stream": kind(train_dataloader=Wraps),
+    "iterable, workers": kind(train_dataloader=lambda: DataLoader(Counting(), 4, num_workers=2)),
+    "stateful stream, workers": kind(
+        train_dataloader=lambda: StatefulDataLoader(CountingWithState(), 4, num_workers=2)
+    ),
+    "wrapped stream, workers": kind(train_dataloader=lambda: Wraps(num_workers=2)),
     "tied weights": kind(model=lambda: nn.Sequential(*2 * [nn.Linear(3, 3)])),
     "deterministic": kind(settings={"deterministic": True}),
 }

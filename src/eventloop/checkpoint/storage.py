@@ -12,14 +12,7 @@ from eventloop.checkpoint.manifest import BEGINNING, FILE
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import AnyPlace, Checkpoints, FoundCheckpoint, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
-from eventloop.errors import (
-    CheckpointError,
-    EventloopError,
-    Note,
-    PluginError,
-    UsageError,
-    closest,
-)
+from eventloop.errors import CheckpointError, EventloopError, Note, PluginError, UsageError, closest
 from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.files.run_folder import local_folder
 from eventloop.plugin.load import imported

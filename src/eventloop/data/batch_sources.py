@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping
 from operator import length_hint
 from typing import Any
 
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import get_worker_info
+
 from eventloop.data.combine import (
     Cycled,
     Zipped,
@@ -125,7 +129,7 @@ class StatefulSource(Source):
             if self._is_exhausted:  # while other ranks weren't
                 return iter(())
             with kept_generators():
-                iterator = iter(self._dataloader)
+                iterator = _begun(iter(self._dataloader))
         else:
             self._has_begun, self._num_yielded = True, 0
             iterator = iter(self._dataloader)
@@ -166,6 +170,24 @@ class StatefulSource(Source):
             self._num_yielded += 1
             yield batch
         self._is_exhausted = True
+
+
+class _RestoreSeeds(TorchFunctionMode):
+    """Restores the global RNG states after each seed that torch's loaders and samplers draw."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Workers that are forked meanwhile inherit it.
+        if func is Tensor.random_ and not args[0].dim() and get_worker_info() is None:
+            with kept_generators():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _begun(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Yields batches; a generator begins, and draws the seed of its workers, with the first."""
+    with _RestoreSeeds():
+        ahead = list(itertools.islice(iterator, 1))
+    yield from itertools.chain(ahead, iterator)
 
 
 class ZippedSource(Source):

@@ -8,13 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.data.batches import (
-    is_listed,
-    is_of_one_sample,
-    num_samples,
-    rebuild,
-    rows_of,
-)
+from eventloop.data.batches import is_listed, is_of_one_sample, num_samples, rebuild, rows_of
 from eventloop.errors import TaskError, counted
 
 

@@ -15,13 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from eventloop.errors import (
-    CheckpointError,
-    EventloopError,
-    UsageError,
-    notes_of,
-    text_of,
-)
+from eventloop.errors import CheckpointError, EventloopError, UsageError, notes_of, text_of
 from eventloop.signals import Interrupted, Terminated
 from eventloop.text import plain
 
