@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -151,3 +152,55 @@ def test_where_nobody_listens_nothing_is_kept():
     numbers.is_heard = False
 
     assert run(numbers, 5) == [[], [], [], [], [], []]
+
+
+class Ranks:
+    """Stands for the other ranks: says what is asked of them, and adds 100 to a number."""
+
+    def __init__(self):
+        self.asked: list[str] = []
+
+    def __call__(self, rows, reductions):
+        self.asked.append("begun")
+
+        def reduce():
+            self.asked.append("awaited")
+            for row in rows:
+                row["n"] = torch.tensor(row["n"] + 100.0)
+            return [(row, "n") for row in rows]
+
+        return reduce
+
+
+def test_over_ranks_numbers_are_handed_on_a_batch_after_their_names_were_sent():
+    """No batch waits for the comparison, which goes on beside the next one."""
+    ranks = Ranks()
+    numbers, asked = Numbers(Time("2ba"), ranks), []
+    clock = Clock()
+    for idx in range(4):
+        clock.end_batch(samples=4, tokens=0, seconds=0.1)
+        numbers.record("n", float(idx))
+        rows = delivered_by(numbers.deliver, clock)
+        asked.append(([row["n"] for _, row in rows], ranks.asked[:]))
+        ranks.asked.clear()
+
+    assert asked == [([], []), ([], ["begun"]), ([100.0, 101.0], ["awaited"]), ([], ["begun"])]
+    numbers.record("n", 4.0)
+    late = [row["n"] for _, row in delivered_by(numbers.deliver_all, clock)]
+    assert late == [102.0, 103.0, 104.0]
+    assert ranks.asked == ["awaited", "begun", "awaited"]
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others():
+    """They may be gone; what it has logged since they were last asked is its own."""
+    ranks = Ranks()
+    numbers, clock = Numbers(Time("1ba"), ranks), Clock()
+    clock.end_batch(samples=4, tokens=0, seconds=0.1)
+    numbers.record("n", 1.0)
+    assert delivered_by(numbers.deliver, clock) == []
+    numbers.record("n", 2.0)
+
+    rows = delivered_by(partial(numbers.deliver_all, alone=True), clock)
+
+    assert [row["n"] for _, row in rows] == [1.0, 2.0]
+    assert ranks.asked == ["begun"]

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
-from eventloop.cli.job import prepare
 from eventloop.cli.launch import NPROC, launch
-from eventloop.cli.model_weights import (
-    NOT_STRICT,
-    WEIGHTS,
-    load_weights,
-    open_trainer,
-    require_eval_data,
-    weights_path,
-    write_header,
-)
+from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, require_eval_data
 from eventloop.cli.named_checkpoints import BEST
 from eventloop.cli.output import stdout_to_stderr, write_json, write_table
+from eventloop.trainer import Trainer
 
 COMMAND = Command(
     "eval",
@@ -43,8 +34,7 @@ def run(arguments: Arguments) -> int:
         return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
     # A program that reads the metrics mustn't find what plugins print among them.
     with stdout_to_stderr() if "json" in arguments.given else nullcontext():
-        with weights_path(arguments) as weights:
-            metrics = _metrics(arguments, weights)
+        metrics = _metrics(arguments)
     if "json" in arguments.given:
         write_json(metrics)
     else:
@@ -59,15 +49,9 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, Any]]:
+def _metrics(arguments: Arguments) -> dict[str, dict[str, Any]]:
     """Evaluates the task and returns the metrics by data loader and name."""
-    job = prepare(arguments, COMMAND)
-    with open_trainer(arguments, job) as trainer:
-        if not trainer.evaluates:
-            require_eval_data(trainer, arguments.task)
-        load_weights(trainer, arguments, weights)
-        if "json" not in arguments.given:
-            write_header(trainer, arguments, job)
+    with open_trainer(arguments, COMMAND, _require_data) as trainer:
         return {
             dataset: {
                 name: value.tolist() if isinstance(value, Tensor) else value
@@ -75,3 +59,8 @@ def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, 
             }
             for dataset, values in trainer.eval().items()
         }
+
+
+def _require_data(trainer: Trainer, arguments: Arguments) -> None:
+    if not trainer.evaluates:
+        require_eval_data(trainer, arguments)

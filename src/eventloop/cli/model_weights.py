@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eventloop.cli.arguments import Arguments, CommandOption, allowed
+from eventloop.cli.arguments import Arguments, Command, CommandOption, allowed
 from eventloop.cli.header import header_lines
-from eventloop.cli.job import Job
+from eventloop.cli.job import prepare
 from eventloop.cli.named_checkpoints import BEST, one_checkpoint
 from eventloop.cli.output import SUFFIX, crash_report, write_lines
 from eventloop.errors import TaskError, UsageError, closest
@@ -47,9 +47,18 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
 
 
 @contextmanager
-def open_trainer(arguments: Arguments, job: Job) -> Iterator[Trainer]:
-    """Yields the job's trainer; reports a failure with the active plugins."""
-    with crash_report() as active:
+def open_trainer(
+    arguments: Arguments, command: Command, require_data: Callable[[Trainer, Arguments], object]
+) -> Iterator[Trainer]:
+    """Yields the command's trainer with the weights to use; writes the header, but beside JSON.
+
+    A failure is reported with the active plugins.
+
+    Args:
+        require_data: raises if there is nothing to evaluate, before weights are loaded.
+    """
+    with weights_path(arguments) as weights, crash_report() as active:
+        job = prepare(arguments, command)
         request = Request(
             job.build_task(),
             job.configuration,
@@ -58,23 +67,17 @@ def open_trainer(arguments: Arguments, job: Job) -> Iterator[Trainer]:
         )
         with Trainer(request) as trainer:
             active += trainer.plugins
+            require_data(trainer, arguments)
+            if weights is not None:
+                strict = "not_strict" not in arguments.given
+                trainer.load_weights(weights, strict=strict, as_evaluated=strict)
+            if "json" not in arguments.given:
+                header = header_lines(trainer, arguments.task, job.task_options())
+                write_lines([*header, _weights_line(trainer, arguments)])
             yield trainer
 
 
-def load_weights(trainer: Trainer, arguments: Arguments, path: Path | None) -> None:
-    """Loads `--weights`, if given; all of them, unless `--not-strict` is given."""
-    if path is not None:
-        strict = "not_strict" not in arguments.given
-        trainer.load_weights(path, strict=strict, as_evaluated=strict)
-
-
-def write_header(trainer: Trainer, arguments: Arguments, job: Job) -> None:
-    """Writes the header, including the weights used."""
-    write_lines(header_lines(trainer, arguments.task, job.task_options()))
-    write_lines([_weights_line(trainer, arguments)])
-
-
-def require_eval_data(trainer: Trainer, task: str) -> None:
+def require_eval_data(trainer: Trainer, arguments: Arguments) -> None:
     """Checks that there is eval data.
 
     Raises:
@@ -82,7 +85,7 @@ def require_eval_data(trainer: Trainer, task: str) -> None:
     """
     if not trainer.state.eval_dataloaders:
         raise TaskError(
-            f"{task} has no eval data",
+            f"{arguments.task} has no eval data",
             fix="give `Task(eval_dataloaders={'test': loader})`",
         )
 

@@ -11,21 +11,14 @@ import torch
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
-from eventloop.cli.job import output_path, prepare
-from eventloop.cli.model_weights import (
-    NOT_STRICT,
-    WEIGHTS,
-    load_weights,
-    open_trainer,
-    require_eval_data,
-    weights_path,
-    write_header,
-)
+from eventloop.cli.job import output_path
+from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, require_eval_data
 from eventloop.cli.named_checkpoints import BEST
 from eventloop.cli.output import write_lines
 from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors
+from eventloop.trainer import Trainer
 
 _MOST_SHOWN = 10
 COMMAND = Command(
@@ -49,20 +42,10 @@ def run(arguments: Arguments) -> int:
             f"`eventloop predict` runs in one process, not in {os.environ['WORLD_SIZE']}",
             fix="start it without torchrun",
         )
-    with weights_path(arguments) as weights:
-        return _predict(arguments, weights)
-
-
-def _predict(arguments: Arguments, weights: Path | None) -> int:
     out = output_path(arguments, "out") or Path("predictions.safetensors")
-    job = prepare(arguments, COMMAND)
-    with open_trainer(arguments, job) as trainer:
-        require_eval_data(trainer, arguments.task)
-        loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
-        load_weights(trainer, arguments, weights)
-        write_header(trainer, arguments, job)
-        tensors: dict[str, Tensor] = {}
-        for name, loader in loaders.items():
+    tensors: dict[str, Tensor] = {}
+    with open_trainer(arguments, COMMAND, _chosen) as trainer:
+        for name, loader in _chosen(trainer, arguments).items():
             tensors |= concatenated(name, trainer.predict(loader))
         save_tensors(tensors, out)
     shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
@@ -120,7 +103,9 @@ def _children(name: str, output: object) -> Iterator[tuple[str, object]]:
     )
 
 
-def _chosen(loaders: Mapping[str, object], name: str) -> dict[str, object]:
+def _chosen(trainer: Trainer, arguments: Arguments) -> dict[str, object]:
+    require_eval_data(trainer, arguments)
+    loaders, name = trainer.state.eval_dataloaders, arguments.given.get("dataloader", "")
     if name and name not in loaders:
         raise UsageError(
             f"no eval data loader is named {name!r}{closest(name, loaders)}",

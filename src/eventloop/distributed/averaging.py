@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from eventloop.devices import kind_of
+from eventloop.training.optimizers import params_of
 from eventloop.training.sharded_tensors import local
 
 if TYPE_CHECKING:
@@ -32,13 +33,7 @@ def average_gradients(
     A parameter that no rank has used gets no gradient. Ranks can use different parameters only
     with `find_unused_parameters`.
     """
-    params = [
-        param
-        for optimizer in optimizers.values()
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if param.requires_grad
-    ]
+    params = [param for param in params_of(optimizers.values()) if param.requires_grad]
     if state.settings.find_unused_parameters:
         has = [param.grad is not None for param in params]
         masks: list[Any] = [None] * processes.data_world_size

@@ -15,11 +15,11 @@ import json
 import os
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pickle import dumps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from eventloop.run.runtime import Feature
     from eventloop.state import State
     from eventloop.training.eval_numbers import Number
-    from eventloop.training.logged_numbers import Cell, OverRanks, Reduction, Row, Shares
+    from eventloop.training.logged_numbers import Cell, OverRanks, Reduce, Reduction, Row, Shares
 
 
 class DataParallel(Processes):
@@ -187,7 +187,7 @@ class DataParallel(Processes):
 
     def all_gather(self, value: Any) -> list[Any]:
         # What all have alike, as they mostly do, isn't sent: it would grow with their number.
-        if self._have_same(dumps(value)):
+        if self._comparison(dumps(value))():
             return [copy.deepcopy(value) for _ in range(self.world_size)]
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.host)
@@ -210,15 +210,15 @@ class DataParallel(Processes):
 
     def are_same(self, value: Any) -> bool:
         text = json.dumps(value, sort_keys=True, default=repr)
-        return self._have_same(text.encode())
+        return self._comparison(text.encode())()
 
-    def _have_same(self, data: bytes) -> bool:
+    def _comparison(self, data: bytes) -> Callable[[], bool]:
+        """Starts to compare data between the ranks; the function returned waits for the answer."""
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=7).digest())
         ends = array("q", (digest, -digest))
-        dist.all_reduce(
-            torch.frombuffer(ends, dtype=torch.int64), op=dist.ReduceOp.MIN, group=self.host
-        )
-        return ends[0] == -ends[1]
+        both = torch.frombuffer(ends, dtype=torch.int64)
+        work = dist.all_reduce(both, op=dist.ReduceOp.MIN, group=self.host, async_op=True)
+        return lambda: work.wait() and ends[0] == -ends[1]
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
         """Compares weights; of those that a plugin's strategy manages, copies of shards alone."""
@@ -227,44 +227,52 @@ class DataParallel(Processes):
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Returns a function that reduces logged numbers over ranks, in one sum per log interval.
 
-        A digest of their names is exchanged on the host.
+        Before, a digest of their names is exchanged on the host, beside the batch that follows.
         """
 
-        def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Cell]:
+        def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> Reduce:
             named = [[(row, name) for name in sorted(row) if name in reductions] for row in rows]
-            cells = [cell for cells in filter(None, named) for cell in cells]
-            self._require_same_names(
-                [
-                    (idx, name, reductions[name], len(_summands(row[name])))
-                    for idx, of_row in enumerate(filter(None, named))
-                    for row, name in of_row
-                ]
-            )
-            if not cells:
-                return cells
-            values = [value for row, name in cells for value in _summands(row[name])]
-            sums = torch.stack([_on_device(value, device).reshape(()) for value in values])
-            dist.all_reduce(sums, group=self.aside)
-            summed = iter(sums)
-            for row, name in cells:
-                if isinstance(shares := row[name], tuple):
-                    row[name] = mean([Share(next(summed), next(summed)).mean() for _ in shares])
-                elif reductions[name] == "sum":
-                    row[name] = next(summed) / (self.world_size // self.data_world_size)
-                else:
-                    row[name] = next(summed) / self.world_size
-            return cells
+            mine = [
+                (idx, name, reductions[name], len(_summands(row[name])))
+                for idx, of_row in enumerate(filter(None, named))
+                for row, name in of_row
+            ]
+            have_same = self._comparison(repr(mine).encode())
+
+            def reduce() -> list[Cell]:
+                if not have_same():
+                    self._raise_different_names(mine)
+                return self._reduced([one for cells in named for one in cells], reductions, device)
+
+            return reduce
 
         return over_ranks
 
-    def _require_same_names(self, mine: list[tuple[int, str, Reduction, int]]) -> None:
-        """Raises TaskError on every rank if they are about to sum different numbers.
+    def _reduced(
+        self, cells: list[Cell], reductions: Mapping[str, Reduction], device: torch.device
+    ) -> list[Cell]:
+        """Puts the values over all ranks in place of this rank's; returns the cells."""
+        if not cells:
+            return cells
+        values = [value for row, name in cells for value in _summands(row[name])]
+        sums = torch.stack([_on_device(value, device).reshape(()) for value in values])
+        dist.all_reduce(sums, group=self.aside)
+        summed = iter(sums)
+        for row, name in cells:
+            if isinstance(shares := row[name], tuple):
+                row[name] = mean([Share(next(summed), next(summed)).mean() for _ in shares])
+            elif reductions[name] == "sum":
+                row[name] = next(summed) / (self.world_size // self.data_world_size)
+            else:
+                row[name] = next(summed) / self.world_size
+        return cells
+
+    def _raise_different_names(self, mine: list[tuple[int, str, Reduction, int]]) -> NoReturn:
+        """Raises TaskError on every rank, as they are about to sum different numbers.
 
         Args:
             mine: for each number of this rank: row, name, reduction and number of summands.
         """
-        if self.are_same(mine):
-            return
         of_ranks = self.all_gather(mine)
         alike = set.intersection(*map(set, of_ranks))
         names = [sorted({one[1] for one in them if one not in alike}) for them in of_ranks]

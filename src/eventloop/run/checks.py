@@ -16,6 +16,7 @@ from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
 from eventloop.task.schedule_curves import Schedule
 from eventloop.text import as_set
+from eventloop.training.optimizers import params_of
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -234,5 +235,4 @@ def _warn_of_endless_epochs(state: State) -> None:
 
 def _parameters(optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, set[int]]]:
     for name, optimizer in optimizers.items():
-        groups = optimizer.param_groups
-        yield name, {id(param) for group in groups for param in group["params"]}
+        yield name, set(map(id, params_of([optimizer])))

@@ -29,6 +29,7 @@ from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
     drop_gradients,
+    params_of,
     require_optimizer,
     wants_closure,
 )
@@ -267,12 +268,7 @@ class Defaults:
 
         So that a sum over them is added up in one order, that of a plain loop.
         """
-        grouped = [
-            param
-            for optimizer in optimizers.values()
-            for group in optimizer.param_groups
-            for param in group["params"]
-        ]
+        grouped = params_of(optimizers.values())
         names = tuple(optimizers)
         known, ordered = self._ordered.get(names, ([], []))
         # Groups may get others, seldom; to compare them takes no call of Python's.

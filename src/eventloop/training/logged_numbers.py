@@ -46,7 +46,10 @@ class Share(NamedTuple):
 Shares = tuple[Share, ...]
 Row = dict[str, Number | Shares]
 Cell = tuple[Row, str]
-OverRanks = Callable[[Sequence[Row], Mapping[str, Reduction]], Iterable[Cell]]
+Reduce = Callable[[], Iterable[Cell]]
+OverRanks = Callable[[Sequence[Row], Mapping[str, Reduction]], Reduce]
+# Moments, rows, cells of tensors, the rows of numbers, and what reduces these.
+_Compared = tuple[list[Counts], list[Row | Texts], list[Cell], list[Row], Reduce]
 # What a batch or an update in one piece weighs: it is the mean by itself.
 _ALONE: Sequence[Number] = (1.0,)
 
@@ -56,8 +59,9 @@ class Numbers:
 
     Args:
         interval: how often they are copied to the host.
-        over_ranks: replaces this rank's values by those over all ranks, as tensors, in rows that
-            are about to be copied, and returns where it did; None with one rank.
+        over_ranks: starts to compare the names in rows that are about to be copied, and returns a
+            function that waits for it, replaces this rank's values by those over all ranks, as
+            tensors, and returns where it did; None with one rank.
 
     Attributes:
         weights: of the current batch's microbatches; None for a batch in one piece.
@@ -66,6 +70,7 @@ class Numbers:
 
     __slots__ = (
         "_at",
+        "_compared",
         "_copies",
         "_over_ranks",
         "_parts",
@@ -96,6 +101,8 @@ class Numbers:
         self._at: list[Counts] = []
         # The cells of tensors; one may be listed twice, and hold a number by now.
         self._tensors: list[Cell] = []
+        # With several ranks: what is copied a batch later, once the ranks have compared its names.
+        self._compared: _Compared | None = None
         self._copies: deque[_Copied] = deque()
 
     def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
@@ -200,8 +207,10 @@ class Numbers:
             self._row = {}
         if self._texts:
             self._end_texts(clock)
+        if self._compared is not None:
+            self._copy_compared()
         if (self._rows or self._over_ranks) and clock.crossed(self.interval):
-            self._start_copy(alone=False)
+            self._start_copy()
         while copies and copies[0].is_ready():
             copies.popleft().deliver(state, hooks)
 
@@ -216,8 +225,10 @@ class Numbers:
             self._at.append(state.clock._now)
             self._row = {}
         self._end_texts(state.clock)
+        self._copy_compared(alone=alone)
         if self._rows or self._over_ranks:
             self._start_copy(alone=alone)
+            self._copy_compared()
         while self._copies:
             self._copies.popleft().deliver(state, hooks)
 
@@ -241,12 +252,21 @@ class Numbers:
                 self._row[name] = tuple(one.share() for one in several)
                 self._reductions[name] = reduce
 
-    def _start_copy(self, *, alone: bool) -> None:
-        if self._over_ranks is not None:
-            rows = [one for one in self._rows if not isinstance(one, Texts)]
-            self._tensors += _own_means(rows) if alone else self._over_ranks(rows, self._reductions)
-        self._copies.append(_Copied(self._at, self._rows, self._tensors))
+    def _start_copy(self, *, alone: bool = False) -> None:
+        at, rows, tensors = self._at, self._rows, self._tensors
         self._at, self._rows, self._tensors = [], [], []
+        numbers = [one for one in rows if not isinstance(one, Texts)] if self._over_ranks else []
+        if self._over_ranks is None or alone:
+            self._copies.append(_Copied(at, rows, [*tensors, *_own_means(numbers)]))
+        else:
+            reduce = self._over_ranks(numbers, self._reductions)
+            self._compared = at, rows, tensors, numbers, reduce
+
+    def _copy_compared(self, *, alone: bool = False) -> None:
+        if self._compared is not None:
+            (at, rows, tensors, numbers, reduce), self._compared = self._compared, None
+            tensors += _own_means(numbers) if alone else reduce()
+            self._copies.append(_Copied(at, rows, tensors))
 
 
 class _Parts:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from eventloop.errors import PluginError, closest
 from eventloop.text import switch_off
+from eventloop.training.optimizers import params_of
 
 if TYPE_CHECKING:
     from eventloop.plugin.plans import ActivePlugins, Plans
@@ -75,10 +76,8 @@ def require_gradients(optimizers: Mapping[str, Optimizer]) -> None:
     Raises:
         PluginError: no parameter of these optimizers has a gradient.
     """
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            if any(param.grad is not None for param in group["params"]):
-                return
+    if any(param.grad is not None for param in params_of(optimizers.values())):
+        return
     raise PluginError(
         f"update: the loss depends on no parameter of {', '.join(map(repr, optimizers))}",
         fix="name the optimizers whose parameters it is for, or leave out what cuts them off: "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -60,6 +60,12 @@ def could_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
     )
 
 
+def params_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    """Returns the parameters of optimizers, group by group."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return [param for group in groups for param in group["params"]]
+
+
 def drop_gradients(optimizer: Optimizer) -> None:
     """Does what `optimizer.zero_grad()` does.
 
@@ -69,9 +75,8 @@ def drop_gradients(optimizer: Optimizer) -> None:
     if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
         optimizer.zero_grad()
         return
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            param.grad = None
+    for param in params_of([optimizer]):
+        param.grad = None
 
 
 def is_alike(one: Any, other: Any) -> bool:
