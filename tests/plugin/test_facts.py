@@ -33,6 +33,7 @@ NAMES = [one.name for one in dataclasses.fields(PluginFacts)]
         ("shows_progress", "show_progress", True),
         ("takes_turns", "takes_turn", "blend"),
         ("loss_splits", "loss_split", False),
+        ("loss_may_broadcast", "loss_may_broadcasts", True),
     ],
 )
 def test_a_misspelt_attribute_is_refused(make_trainer, meant, misspelt, value):

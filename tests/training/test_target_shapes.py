@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.optim import SGD
 
-from eventloop import Task, TaskError
+from eventloop import Task, TaskError, hookimpl
 from eventloop_testing import run_ranks
 
 TARGETS = torch.tensor([0.0, 1.0, 0.0, 1.0])
@@ -66,6 +66,25 @@ def test_so_is_a_metric_of_ones_own(make_trainer):
 
     with pytest.raises(TaskError, match=r"metric 'error' was given shapes"):
         make_trainer(made).fit()
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_a_task_of_hooks_may_say_that_its_loss_broadcasts(make_trainer, may):
+    """Torch warns, as the user's filters say; else it is an error."""
+
+    class Broadcasts:
+        loss_may_broadcast = may
+        build_model = hookimpl(lambda self, state: nn.Linear(3, 1))
+        build_optimizers = hookimpl(
+            lambda self, state: {"sgd": SGD(state.model.parameters(), lr=0.1)}
+        )
+        build_train_dataloader = hookimpl(lambda self, state: PAIRS)
+        forward = hookimpl(lambda self, state: state.active_model(state.batch[0]))
+        loss = hookimpl(lambda self, state: mse_loss(state.outputs, state.batch[1]))
+
+    kind, words = (UserWarning, "Using a target size") if may else (TaskError, "squeeze")
+    with pytest.raises(kind, match=words):  # pytest's filter makes an error of it
+        make_trainer(Broadcasts()).fit()
 
 
 def ranked(outputs, targets):

@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import composer
@@ -81,6 +82,34 @@ def test_a_loss_that_broadcasts_trains_as_theirs():
         trainer.close()
 
     assert same(*ends)
+
+
+@pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
+@pytest.mark.parametrize("action", ["ignore", "default", "error"])
+def test_filters_of_the_users_hold_where_a_loss_broadcasts(kind, action):
+    """Those set before, and those that a callback sets."""
+
+    class Filters(Callback):
+        def fit_start(self, state, logger):
+            warnings.filterwarnings("ignore", "a filter of the user's")
+
+    given = {"max_duration": "1ep", "progress_bar": False, "device": "cpu", "seed": 1}
+    model, raised = Broadcasts(), ""
+    trainer = kind(model=model, train_dataloader=loader(), callbacks=Filters(), **given)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings(action, "Using a target size")
+        try:
+            trainer.fit()
+        except UserWarning as error:
+            raised = str(error)
+        filters = [str(one[1] and one[1].pattern) for one in warnings.filters]
+    trainer.close()
+
+    has_warned = any("Using a target size" in str(one.message) for one in caught)
+    assert has_warned == (action == "default")
+    assert ("Using a target size" in raised) == (action == "error")
+    assert "a filter of the user's" in filters
+    assert filters.count("Using a target size") == 1
 
 
 def test_a_pass_of_the_users_may_drop_a_single_algorithm():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -89,6 +90,31 @@ def test_a_loss_that_broadcasts_trains_as_theirs(tmp_path):
     ]
 
     assert differing(*results) == []
+
+
+@pytest.mark.parametrize("kind", [transformers.Trainer, eventloop_transformers.Trainer])
+@pytest.mark.parametrize("action", ["ignore", "default", "error"])
+def test_filters_of_the_users_hold_where_a_loss_broadcasts(tmp_path, kind, action):
+    """Those set before, and those that a callback sets."""
+
+    class Filters(transformers.TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            warnings.filterwarnings("ignore", "a filter of the user's")
+
+    raised = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings(action, "Using a target size")
+        try:
+            trained(kind, tmp_path, model=Broadcasts, callbacks=(Filters,))
+        except UserWarning as error:
+            raised = str(error)
+        filters = [str(one[1] and one[1].pattern) for one in warnings.filters]
+
+    has_warned = any("Using a target size" in str(one.message) for one in caught)
+    assert has_warned == (action == "default")
+    assert ("Using a target size" in raised) == (action == "error")
+    assert "a filter of the user's" in filters
+    assert filters.count("Using a target size") == 1
 
 
 def test_another_seed_would_be_seen(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ class PluginFacts:
     shows_progress: bool = False
     takes_turns: str = ""
     loss_splits: bool = True
+    loss_may_broadcast: bool = False
     note: str = ""
     default_settings: Mapping[str, Any] | None = None
 

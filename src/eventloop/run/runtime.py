@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -142,8 +142,10 @@ class Run:
     def guarded(self, *, closing: bool = False) -> Iterator[None]:
         """Calls `exception`, and `close` if `closing`, where the block raises; notes failures."""
         state, loop = self.state, self.loop
+        may_broadcast = any(one.facts.loss_may_broadcast for one in self.active.assembly.plugins)
+        shapes = nullcontext() if may_broadcast else shapes_must_match()
         try:
-            with self.processes.watched(), state.precision.in_force(), shapes_must_match():
+            with self.processes.watched(), state.precision.in_force(), shapes:
                 yield
         except BaseException as error:
             _note_moment(error, state)

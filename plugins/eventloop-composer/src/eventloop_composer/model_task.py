@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -67,6 +66,7 @@ class ModelTask:
         way_in: where plugins are passed, to say so.
     """
 
+    loss_may_broadcast = True  # of one that does torch warns, as under Composer's trainer
     way_in = "algorithms=[...], or named with -p"
 
     def __init__(self, session: Session, parts: Parts) -> None:
@@ -203,11 +203,6 @@ class ModelTask:
     def after_dataloader(self, state: State) -> None:
         """Transforms the batch."""
         state.batch = self._data(state).batch_transforms(state.batch)
-
-    @hookimpl
-    def training_start(self, state: State) -> None:
-        """Has torch warn of a loss whose shapes differ, as under Composer's trainer; eventloop raises."""
-        warnings.filterwarnings("default", "Using a target size", UserWarning)
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +46,7 @@ class LightningTask:
 
     # Algorithms that are installed would change what Lightning trains.
     default_settings: ClassVar = {"autoload": "callbacks"}
+    loss_may_broadcast = True  # of one that does torch warns, as under Lightning's trainer
 
     def __init__(
         self,
@@ -179,8 +179,6 @@ class LightningTask:
     @hookimpl
     def training_start(self, state: State) -> None:
         """Calls what Lightning calls before its first epoch, from `on_fit_start` on."""
-        # Of a loss whose shapes differ torch warns, under Lightning's trainer; eventloop has it raise.
-        warnings.filterwarnings("default", "Using a target size", UserWarning)
         for one in self._modes:
             one.training = False
         trainer, calls = self._trainer, self._calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +73,7 @@ class TrainerTask:
 
     # Each rank has losses, counts and buffers of its own.
     state_per_rank = True
+    loss_may_broadcast = True  # of one that does torch warns, as under transformers' loop
 
     # What is there already
 
@@ -119,8 +119,6 @@ class TrainerTask:
     def training_start(self, state: State) -> None:
         """Begins as the trainer's loop does; a run that goes on does without its first evaluation."""
         self._state = state
-        # Of a loss whose shapes differ torch warns, under transformers' loop; eventloop's has it raise.
-        warnings.filterwarnings("default", "Using a target size", UserWarning)
         set_rng_states(self._randoms)
         if not self._saved.is_loaded:
             self._fit.updates.rewind()
