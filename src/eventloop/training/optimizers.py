@@ -75,8 +75,9 @@ def drop_gradients(optimizer: Optimizer) -> None:
     if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
         optimizer.zero_grad()
         return
-    for param in params_of([optimizer]):
-        param.grad = None
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = None
 
 
 def is_alike(one: Any, other: Any) -> bool:
