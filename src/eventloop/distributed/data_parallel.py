@@ -52,6 +52,7 @@ from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, PluginError, SettingError, TaskError
 from eventloop.mesh import Layout
 from eventloop.text import as_set
+from eventloop.training.eval_numbers import on_device
 from eventloop.training.logged_numbers import Share, mean
 from eventloop.training.sharded_tensors import sharded
 
@@ -166,7 +167,7 @@ class DataParallel(Processes):
             own = sum(weights)
             self.exchange.weigh(float(own))
             return Parts(weights, lambda: own) if len(weights) > 1 else WHOLE
-        total = _on_device(sum(weights), state.device)
+        total = on_device(sum(weights), state.device)
         work = dist.all_reduce(total, group=self.aside, async_op=True)
 
         def mean() -> Tensor:
@@ -255,7 +256,7 @@ class DataParallel(Processes):
         if not cells:
             return cells
         values = [value for row, name in cells for value in _summands(row[name])]
-        sums = torch.stack([_on_device(value, device).reshape(()) for value in values])
+        sums = torch.stack([on_device(value, device).reshape(()) for value in values])
         dist.all_reduce(sums, group=self.aside)
         summed = iter(sums)
         for row, name in cells:
@@ -380,13 +381,6 @@ def _groups() -> dict[object, dist.ProcessGroup]:
 def _summands(value: Number | Shares) -> Sequence[Number]:
     """Returns the summands of a logged number: two for a share of a mean, otherwise one."""
     return [one for share in value for one in share] if isinstance(value, tuple) else (value,)
-
-
-def _on_device(weight: Weight, device: torch.device) -> Tensor:
-    """Returns a weight as a wide tensor of shape (), without waiting for the device."""
-    if isinstance(weight, Tensor):
-        return weight.to(device, kind_of(device).sum_dtype, copy=True)
-    return torch.full((), float(weight), dtype=kind_of(device).sum_dtype, device=device)
 
 
 @functools.cache

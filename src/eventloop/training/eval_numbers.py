@@ -56,7 +56,7 @@ class SetNumbers:
             return {}
         nothing = _Sum(is_mean=True)
         pairs = [sums.get(name, nothing) for name in named]
-        both = [_on_device(value, device) for one in pairs for value in (one.total, one.weight)]
+        both = [on_device(value, device) for one in pairs for value in (one.total, one.weight)]
         totals = processes.mean(torch.stack(both)).reshape(-1, 2)
         return {
             name: total / weight if is_mean else total * processes.data_world_size
@@ -84,7 +84,8 @@ def weighted(value: Number, weight: Number) -> Number:
     return value * weight if weight else 0.0
 
 
-def _on_device(value: Number, device: torch.device) -> Tensor:
+def on_device(value: Number, device: torch.device) -> Tensor:
+    """Returns a number as a wide tensor of its own, without waiting for the device."""
     if isinstance(value, Tensor):
-        return value.to(device, kind_of(device).sum_dtype)
+        return value.to(device, kind_of(device).sum_dtype, copy=True)
     return torch.full((), float(value), dtype=kind_of(device).sum_dtype, device=device)
