@@ -80,7 +80,7 @@ def test_in_batch_negatives(checked):
 
     def contrastive(outputs, targets):
         similar = F.normalize(outputs) @ F.normalize(outputs.roll(1, 1)).T
-        return F.cross_entropy(similar / 0.1, torch.arange(len(outputs)))
+        return F.cross_entropy(similar / 0.1, torch.arange(len(outputs), device=outputs.device))
 
     report = checked(lambda: samples_task(linear(), contrastive))
 

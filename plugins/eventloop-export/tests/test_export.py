@@ -64,13 +64,13 @@ def mapping_task():
 
 
 def exported(folder, task, name, **given):
-    """Trains, exports, and returns the file and the trained model in evaluation mode."""
+    """Trains, exports, and returns the file and the trained model, on the host, to be evaluated."""
     path = folder / name
     with isolated_trainer(folder, task, algorithms=[Export()], **given) as trainer:
         trainer.fit()
         assert trainer.export(path) == path
         was_training = trainer.state.model.training
-        return path, trainer.state.model.eval(), was_training
+        return path, trainer.state.model.eval().cpu(), was_training
 
 
 def by_onnx(path, *inputs):
@@ -153,7 +153,7 @@ def test_weights_are_those_that_evaluation_sees(tmp_path):
     found = torch.export.load(path).module().state_dict()
 
     for name, one in model.state_dict().items():
-        torch.testing.assert_close(found[name], one / 2)
+        torch.testing.assert_close(found[name], one.cpu() / 2)
 
 
 def test_save_pretrained_is_called_where_the_model_has_it(tmp_path):

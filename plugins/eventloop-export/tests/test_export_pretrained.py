@@ -50,10 +50,10 @@ def test_what_was_exported_is_read_by_transformers(tmp_path):
         model=bert, loss=None, metrics=None, train_dataloader=batches(), eval_dataloaders=None
     )
     with isolated_trainer(tmp_path, task, algorithms=[Export()], max_duration="2ep") as trainer:
-        before = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+        before = {name: one.cpu().clone() for name, one in trainer.state.model.state_dict().items()}
         trainer.fit()
         assert trainer.export(folder) == folder
-        model = trainer.state.model.eval()
+        model = trainer.state.model.eval().cpu()
 
     found = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
 

@@ -96,7 +96,7 @@ def whole(state, weights):
 def assert_near(actual, expected, tolerance=1e-6):
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
+        torch.testing.assert_close(actual[name].cpu(), tensor.cpu(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.sampled(3)
@@ -757,7 +757,7 @@ class Calls:
 
     @hookimpl
     def eval_end(self, state):
-        hidden = state.model(X[:2])
+        hidden = state.model(X[:2].to(state.device))
         for _ in range(2):  # each word from the one before
             hidden = state.model(hidden)
         self.seen.append(hidden.tolist())

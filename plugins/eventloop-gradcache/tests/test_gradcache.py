@@ -45,7 +45,9 @@ def in_batch(outputs, targets=None):
         outputs = tuple(outputs.values())
     queries, answers, scale = outputs
     queries, answers = all_gather(queries), all_gather(answers)
-    return cross_entropy(queries @ answers.T * scale, torch.arange(len(queries)))
+    return cross_entropy(
+        queries @ answers.T * scale, torch.arange(len(queries), device=queries.device)
+    )
 
 
 def trained(folder, *plugins, batch_size=12, dropout=0.0, form=tuple, loader=None, **settings):
@@ -61,7 +63,8 @@ def trained(folder, *plugins, batch_size=12, dropout=0.0, form=tuple, loader=Non
     given = {"max_duration": "3ep", "run_dir": folder / os.environ.get("RANK", "one")} | settings
     with isolated_trainer(folder, task, algorithms=plugins, **given) as trainer:
         history = trainer.fit().history
-        return trainer.state.model.state_dict(), [row["train/loss"] for row in history]
+        weights = {name: one.cpu() for name, one in trainer.state.model.state_dict().items()}
+        return weights, [row["train/loss"] for row in history]
 
 
 def assert_near(actual, expected, tolerance=1e-6):

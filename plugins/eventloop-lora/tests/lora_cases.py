@@ -75,12 +75,14 @@ def trainer_of(folder, *plugins, batch=None, model=llama, batch_size=8, shuffle=
 
 
 def fit(folder, *plugins, export=None, **given):
-    """Trains; gives what this rank holds of the weights."""
+    """Trains; gives what this rank holds of the weights, on the host."""
     with contextlib.suppress(EOFError), trainer_of(folder, *plugins, **given) as trainer:
         trainer.fit()
         if export is not None:
             trainer.export(export)
-    return {name: local(one).clone() for name, one in trainer.state.model.state_dict().items()}
+    return {
+        name: local(one).clone().cpu() for name, one in trainer.state.model.state_dict().items()
+    }
 
 
 def last(folder):

@@ -37,7 +37,11 @@ def lora(**options):
 
 def logits(model):
     with torch.no_grad():
-        return model.eval()(input_ids=TOKENS).logits
+        return model.eval()(input_ids=TOKENS.to(model.device)).logits.cpu()
+
+
+def on_host(state_dict):
+    return {name: one.cpu() for name, one in state_dict.items()}
 
 
 def test_it_is_what_every_plugin_must_be():
@@ -101,7 +105,7 @@ def test_peft_loads_the_folder_that_is_exported_and_so_does_load_weights(tmp_pat
         trainer.load_weights(tmp_path / "adapter")
         loaded = trainer.state.model
 
-    torch.testing.assert_close(dict(loaded.state_dict()), weights, rtol=0, atol=0)
+    torch.testing.assert_close(on_host(loaded.state_dict()), weights, rtol=0, atol=0)
     theirs = peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter")
     torch.testing.assert_close(logits(theirs), logits(loaded), rtol=0, atol=0)
 
@@ -154,7 +158,7 @@ def test_several_adapters_are_saved_and_exported_each_under_its_name(tmp_path):
     third = fit(tmp_path / "third", lora(adapter="third"), model=several)
     with trainer_of(tmp_path / "again", Lora(), model=several) as trainer:
         trainer.load_weights(tmp_path / "out")
-        loaded = dict(trainer.state.model.state_dict())
+        loaded = on_host(trainer.state.model.state_dict())
 
     saved = read_checkpoint(last(tmp_path)).parts["model"].keys()
     assert saved == {one for one in weights if "lora_" in one}
@@ -176,7 +180,7 @@ def test_other_kinds_of_adapters_are_saved_alone_too(tmp_path):
     trained = fit(tmp_path, Lora(), model=vera, export=tmp_path / "out")
     with trainer_of(tmp_path / "again", Lora(), model=vera) as trainer:
         trainer.load_weights(tmp_path / "out")
-        loaded = dict(trainer.state.model.state_dict())
+        loaded = on_host(trainer.state.model.state_dict())
 
     torch.testing.assert_close(loaded, trained, rtol=0, atol=0)
     assert not any("base_layer" in one for one in read_checkpoint(last(tmp_path)).parts["model"])

@@ -57,7 +57,8 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path, strategy):
         trainer.load_weights(last(tmp_path / "two"))
         own = trainer.state.model.state_dict()
     saved = read_checkpoint(last(tmp_path / "two")).parts["model"]
-    torch.testing.assert_close({name: own[name] for name in saved}, saved, rtol=0, atol=0)
+    own = {name: own[name].cpu() for name in saved}
+    torch.testing.assert_close(own, saved, rtol=0, atol=0)
 
 
 def test_a_base_of_16_bits_is_sharded_with_adapters_of_32(tmp_path):
@@ -102,7 +103,8 @@ def generated(folder, *plugins):
     with trainer_of(folder, *plugins, max_duration="1ba") as trainer:
         trainer.fit()
         model = trainer.state.model.eval()
-        return model.generate(input_ids=TOKENS[:2], max_new_tokens=3, pad_token_id=0)
+        tokens = TOKENS[:2].to(trainer.state.device)
+        return model.generate(input_ids=tokens, max_new_tokens=3, pad_token_id=0).cpu()
 
 
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])

@@ -89,6 +89,7 @@ def test_each_plot_is_a_png_too(finished):
     assert all(one.read_bytes().startswith(b"\x89PNG") for one in files)
 
 
+@pytest.mark.about_cpu  # on the pretend accelerator its hook is too cheap for the table
 def test_with_a_trace_the_page_has_what_each_plugin_cost(finished):
     """Each hook of each plugin, the largest first."""
     folder, _ = finished

@@ -35,7 +35,7 @@ def fit(folder, *algorithms, task=None, **given):
 
 
 def weights(trainer):
-    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()])
+    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()]).cpu()
 
 
 class Recorder:

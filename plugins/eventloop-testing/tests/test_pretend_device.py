@@ -380,3 +380,32 @@ def test_a_recurrent_network_takes_part_in_evaluation(pretend_device):
         outputs, _ = model(torch.randn(5, 2, 3, device=pretend_device))
 
     assert outputs.device.type == "pretend"
+
+
+def test_a_file_is_loaded_where_it_is_asked_for(tmp_path, pretend_device):
+    """Saved on either device, and read in torch's safe mode."""
+    saved = {"there": torch.ones(2, device=pretend_device), "here": [torch.ones(2)]}
+    torch.save(saved, tmp_path / "file.pt")
+
+    there = torch.load(tmp_path / "file.pt", map_location=pretend_device)
+    here = torch.load(tmp_path / "file.pt", map_location="cpu")
+    as_saved = torch.load(tmp_path / "file.pt")
+
+    kinds = [
+        (one["there"].device.type, one["here"][0].device.type) for one in (there, here, as_saved)
+    ]
+    assert kinds == [("pretend", "pretend"), ("cpu", "cpu"), ("pretend", "cpu")]
+    torch.testing.assert_close(here["there"], there["there"].cpu())
+
+
+def test_the_data_of_a_parameter_of_the_host_may_be_on_the_device(pretend_device):
+    """It moves there, and stays the same parameter: FSDP moves weights so."""
+    model = torch.nn.Linear(2, 2)
+    weight = model.weight
+
+    weight.data = weight.to(pretend_device)
+
+    assert model.weight is weight
+    assert isinstance(weight, torch.nn.Parameter)
+    assert weight.device == pretend_device
+    assert weight.requires_grad

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -142,10 +143,17 @@ def _generators() -> list[Any]:
     return states
 
 
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is of torch, or eventloop, or of the pretend device, which stands for torch."""
+    module = str(frame.f_globals.get("__name__", ""))
+    is_pretend = module.startswith("eventloop_testing.pretend.")
+    return is_pretend or frame.f_code.co_filename.startswith(_LIBRARIES)
+
+
 def _place() -> str:
     """Returns the line of the user's that calls, for a message."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and _is_library(frame):
         frame = frame.f_back
     if frame is None:
         return "an unknown line"

@@ -15,8 +15,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+# Private, but what torch.export's own documentation maps nested inputs with (torch 2.13).
+from torch.utils._pytree import tree_map
+
 from eventloop_testing.pretend import device_module, generators, memory, private, streams
 from eventloop_testing.pretend.failing import raising_at_end
+from eventloop_testing.pretend.tensor import DATA, PretendTensor, staying_on_host
 
 _FACTORIES = ("empty", "empty_like", "empty_strided", "full", "full_like", "ones", "ones_like",
               "rand", "randn", "zeros", "zeros_like")  # fmt: skip
@@ -72,6 +76,8 @@ def _replaced() -> Iterator[tuple[Any, str, Any]]:
     yield torch, "Generator", _also(torch.Generator, lambda **_: generators.Generator(), "cpu")
     run_backward = getattr(torch.autograd, private.RUN_BACKWARD)
     yield torch.autograd, private.RUN_BACKWARD, raising_at_end(run_backward)
+    yield torch, "load", _loading(torch.load)
+    yield Tensor, "data", property(DATA.__get__, _put)
     yield Tensor, "tolist", _read(Tensor.tolist)
     yield Tensor, "numpy", _refusing(Tensor.numpy)
     yield Tensor, "__repr__", _shown(Tensor.__repr__)
@@ -98,6 +104,33 @@ def _also(kind: type, make: Callable[..., Any], default: str = private.NAME) -> 
             return kind(**given) if device is None else kind(device=device, **given)
 
     return Meta(kind.__name__, (), {"__doc__": kind.__doc__})
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `torch.load` that moves what it has read, in dictionaries and lists, to the device."""
+
+    @functools.wraps(load)
+    def read(file: Any, map_location: Any = None, **given: Any) -> Any:
+        is_device = isinstance(map_location, (str, torch.device))
+        if not is_device or torch.device(map_location).type != private.NAME:
+            with staying_on_host(is_device):
+                return load(file, map_location, **given)
+        with staying_on_host(True):
+            found = load(file, "cpu", **given)
+        return tree_map(lambda one: one.to(map_location) if hasattr(one, "to") else one, found)
+
+    return read
+
+
+def _put(self: Tensor, value: Tensor) -> None:
+    """Is `x.data = y`, which moves x to the device, as on others, where y is there."""
+    if not isinstance(value, PretendTensor):
+        DATA.__set__(self, value)
+        return
+    made: Tensor = value.detach()
+    if isinstance(self, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, self.requires_grad)
+    torch.utils.swap_tensors(self, made)  # torch sets no data of another class
 
 
 def _pinned(self: Tensor, device: Any = None) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from eventloop_testing.pretend.waits import waited
 
 # Operators that aren't computed like the others.
 SPECIAL: dict[Any, Callable[..., Any]] = {}
-_DATA: Any = vars(torch.Tensor.__base__)["data"]  # a property in C
+DATA: Any = vars(torch.Tensor.__base__)["data"]  # a property in C
+
+
+_stays_on_host = False
 
 
 class PretendTensor(Tensor):
@@ -61,13 +65,13 @@ class PretendTensor(Tensor):
     @property
     def data(self) -> Any:
         """The values, without history."""
-        return _DATA.__get__(self)
+        return DATA.__get__(self)
 
     @data.setter
     def data(self, value: Tensor) -> None:
         if not isinstance(value, PretendTensor):
             raise MixedDevicesError("x.data = y, with x on the device and y on the host")
-        _DATA.__set__(self, value)
+        DATA.__set__(self, value)
         self.raw, self.block = value.raw, value.block
 
     def data_ptr(self) -> int:
@@ -176,11 +180,24 @@ def _follow(tensor: PretendTensor) -> None:
     """Has a tensor follow the shape of what it wraps."""
     raw = tensor.raw
     if tensor.size() != raw.size() or tensor.stride() != raw.stride():
-        _DATA.__set__(tensor, PretendTensor(raw))
+        DATA.__set__(tensor, PretendTensor(raw))
     tensor.block = memory.block_of(raw)
 
 
+@contextmanager
+def staying_on_host(is_on: bool) -> Iterator[None]:
+    """Has tensors of the device that are unpickled inside its `with` be the host's, if it is on."""
+    global _stays_on_host
+    before, _stays_on_host = _stays_on_host, is_on
+    try:
+        yield
+    finally:
+        _stays_on_host = before
+
+
 def _rebuilt(values: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
+    if _stays_on_host:
+        return torch.nn.Parameter(values, requires_grad) if is_param else values
     made = values.to(private.NAME).requires_grad_(requires_grad)
     _be_parameter(made, is_param)
     return made
@@ -189,3 +206,6 @@ def _rebuilt(values: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
 def _be_parameter(tensor: Any, is_param: bool) -> None:
     if is_param:
         tensor._is_param = True  # what isinstance(tensor, nn.Parameter) asks
+
+
+torch.serialization.add_safe_globals([_rebuilt])  # so that `torch.load` reads them in its safe mode
