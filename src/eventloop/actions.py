@@ -221,10 +221,7 @@ class Actions(Protocol):
 
     @hookspec(per="batch", firstresult=True)
     def optimizer_step(
-        self,
-        state: State,
-        optimizers: Mapping[str, Optimizer],
-        closure: Callable[[], Tensor],
+        self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> bool | StepOutcome:
         """Lets these optimizers step; True if they did.
 

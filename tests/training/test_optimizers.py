@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import pytest
 import torch
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from eventloop.training.optimizers import could_be_fused, drop_gradients, wants_closure
+from eventloop.training.optimizers import could_be_fused, drop_gradients, step, wants_closure
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -99,6 +102,74 @@ class WithoutRate(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 param -= param.grad.sign() * 0.01
+
+
+def weighed(kind, steps, **given):
+    """Returns a parameter's bytes and the optimizer's state after these steps."""
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(5))
+    optimizer = kind([param], **given)
+    for take in steps:
+        param.grad = torch.randn(5)
+        take(optimizer)
+    return param.detach().numpy().tobytes(), repr(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(SGD, {"lr": 0.1, "momentum": 0.9}), (AdamW, {"lr": 0.1}), (AdamW, {"lr": 0.1, "fused": True}),
+     (SGD, {"lr": 0.1, "differentiable": False}), (Adagrad, {})],
+)  # fmt: skip
+def test_a_step_is_that_of_torch(kind, given):
+    """To the bit, and without gradients of its own."""
+    plain = weighed(kind, [lambda one: one.step()] * 3, **given)
+    assert weighed(kind, [step] * 3, **given) == plain
+
+
+def test_who_looks_at_a_step_sees_it(params):
+    """Hooks of an optimizer and of all, a profiler, a scheduler of torch's: each as without eventloop."""
+    seen = []
+    optimizer = SGD(params, lr=0.1)
+    hooks = [
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before")),
+        optimizer.register_step_post_hook(lambda *_: seen.append("after")),
+    ]
+    step(optimizer)
+    for one in hooks:
+        one.remove()
+    every = register_optimizer_step_post_hook(lambda *_: seen.append("of all"))
+    step(optimizer)
+    every.remove()
+    step(optimizer)
+    assert seen == ["before", "after", "of all"]
+
+    with torch.profiler.profile() as profile:
+        step(optimizer)
+    assert "Optimizer.step#SGD.step" in {one.key for one in profile.key_averages()}
+
+    scheduler = StepLR(optimizer, 1)
+    step(optimizer)
+    scheduler.step()  # a warning if the optimizer seems not to have stepped
+
+
+def test_what_was_put_around_a_step_is_called(params, monkeypatch):
+    """Of a class, as `functools.wraps` leaves torch's marks on it, and of one optimizer."""
+    seen, optimizer = [], SGD(params, lr=0.1)
+
+    def around(function, name):
+        @wraps(function)
+        def stepped(*args, **kwargs):
+            seen.append(name)
+            return function(*args, **kwargs)
+
+        return stepped
+
+    monkeypatch.setattr(SGD, "step", around(SGD.step, "class"))
+    step(optimizer)
+    monkeypatch.setattr(optimizer, "step", around(optimizer.step, "one"))
+    step(optimizer)
+
+    assert seen == ["class", "one", "class"]
 
 
 def test_an_optimizer_may_have_no_learning_rate(make_trainer, make_task, make_plugin, tmp_path):

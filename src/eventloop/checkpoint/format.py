@@ -65,11 +65,7 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    folder: Path,
-    parts: Mapping[str, Nest],
-    facts: Mapping[str, Any],
-    *,
-    batch: int | None = None,
+    folder: Path, parts: Mapping[str, Nest], facts: Mapping[str, Any], *, batch: int | None = None
 ) -> None:
     """Writes a checkpoint into a folder, created if missing; replaces no file.
 

@@ -237,12 +237,7 @@ RANK = keys(
 )
 
 _PLUGIN_FACT = keys(
-    name=STR,
-    role=STR,
-    distribution=optional(STR),
-    version=STR,
-    source=STR,
-    options=NAMED,
+    name=STR, role=STR, distribution=optional(STR), version=STR, source=STR, options=NAMED
 )
 _COMPANIONS = {"companions": by_name(STR)}
 FACTS = keys(
@@ -260,12 +255,7 @@ FACTS = keys(
         optimizers=NAMED,
     ),
 )
-_PARTS = {
-    "model": NAMED,
-    "optimizers": by_name(NAMED),
-    "training": TRAINING,
-    "plugins": PLUGINS,
-}
+_PARTS = {"model": NAMED, "optimizers": by_name(NAMED), "training": TRAINING, "plugins": PLUGINS}
 
 
 def require_valid(checkpoint: Checkpoint) -> None:

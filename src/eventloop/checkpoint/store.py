@@ -75,11 +75,7 @@ class Checkpoints(Protocol[AnyPlace]):
     folder: AnyPlace
 
     def save(
-        self,
-        batch: int,
-        parts: Mapping[str, Nest],
-        facts: Mapping[str, Any],
-        crew: Crew = ALONE,
+        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ALONE
     ) -> AnyPlace:
         """Saves a checkpoint and returns its path or URL; when it returns, all is synced to disk.
 
@@ -155,11 +151,7 @@ class Store:
         self.folder = folder
 
     def save(
-        self,
-        batch: int,
-        parts: Mapping[str, Nest],
-        facts: Mapping[str, Any],
-        crew: Crew = ALONE,
+        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ALONE
     ) -> Path:
         with self._written(batch, parts, facts, crew, apart=False) as target:
             return target

@@ -135,10 +135,7 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
         else:
             flags[key] = value
     if len(words) > len(command.argument.split()):
-        raise UsageError(
-            f"{words[-1]!r} isn't expected here",
-            fix=f"write it as `{command.usage}`",
-        )
+        raise UsageError(f"{words[-1]!r} isn't expected here", fix=f"write it as `{command.usage}`")
     choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
     return Arguments(words[0] if words else "", flags, given, choice, tuple(words), tuple(argv))
 
@@ -232,10 +229,7 @@ def configuration_of(arguments: Arguments) -> Configuration:
     from eventloop.config.configuration import Configuration  # which not every command needs
 
     return Configuration.read(
-        arguments.flags,
-        kind="flag",
-        choice=arguments.choice,
-        config_file=arguments.path("config"),
+        arguments.flags, kind="flag", choice=arguments.choice, config_file=arguments.path("config")
     )
 
 

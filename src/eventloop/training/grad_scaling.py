@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from eventloop.errors import NonFiniteError, SettingError
 from eventloop.training.logged_numbers import HostCopy
-from eventloop.training.optimizers import wants_closure
+from eventloop.training.optimizers import step, wants_closure
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -59,7 +59,7 @@ class Unscaled:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer) -> bool | StepOutcome:
-        optimizer.step()
+        step(optimizer)
         return True
 
     def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
@@ -151,7 +151,7 @@ class Scaled:
         if id(optimizer) not in self._unscaled:
             self.unscale({"": optimizer})
         if not self._flags_of(optimizer):
-            optimizer.step()  # it has no gradient
+            step(optimizer)  # it has no gradient
             return True if self._made is None else self._made
         if self._made is None:
             self._made = StepOutcome(self._flags[0].clone())
@@ -162,7 +162,7 @@ class Scaled:
         if is_fused and id(optimizer) in self._begun:
             self._scaler.step(optimizer)
         elif self._made:
-            optimizer.step()
+            step(optimizer)
             self._begun.add(id(optimizer))
         return self._made
 
