@@ -130,7 +130,8 @@ def _put(self: Tensor, value: Tensor) -> None:
     made: Tensor = value.detach()
     if isinstance(self, torch.nn.Parameter):
         made = torch.nn.Parameter(made, self.requires_grad)
-    torch.utils.swap_tensors(self, made)  # torch sets no data of another class
+    # Torch sets no data of another class.
+    torch.utils.swap_tensors(self, made)  # type: ignore[no-untyped-call]
 
 
 def _pinned(self: Tensor, device: Any = None) -> Tensor:
