@@ -271,9 +271,7 @@ def of_mosaicml(num_workers: int = 0) -> Any:
     data = streaming.StreamingDataset(
         local=str(mds_files() / "data"), shuffle=True, shuffle_seed=0, batch_size=BATCH_SIZE
     )
-    return streaming.StreamingDataLoader(
-        data, batch_size=BATCH_SIZE, num_workers=num_workers, generator=torch.Generator()
-    )
+    return streaming.StreamingDataLoader(data, batch_size=BATCH_SIZE, num_workers=num_workers)
 
 
 class RayBatches:

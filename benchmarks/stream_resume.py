@@ -66,6 +66,7 @@ def numbers_of(batch: Any) -> Tensor:
 def by_eventloop(folder: Path, make: Make, stop: int | None, num_epochs: int) -> list[int]:
     """Trains, or goes on; returns the numbers of the samples of this process."""
     from eventloop import Task, hookimpl
+    from eventloop_streaming.plugin import Streaming
     from eventloop_testing import isolated_trainer
 
     seen: list[int] = []
@@ -94,7 +95,7 @@ def by_eventloop(folder: Path, make: Make, stop: int | None, num_epochs: int) ->
     )
     given = {"max_duration": f"{num_epochs}ep", "checkpoint_interval": f"{num_epochs}ep"}
     try:
-        with isolated_trainer(folder, task, callbacks=[Sees()], **given) as trainer:
+        with isolated_trainer(folder, task, callbacks=[Sees(), Streaming()], **given) as trainer:
             trainer.fit()
     except Stopped:
         pass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
+from eventloop import TaskError
 from eventloop_streaming import IteratorState, LitdataState
 
 
@@ -14,7 +14,7 @@ class LikeLitdata:
 
     def __init__(self):
         self.current_epoch = self.num = 0
-        self.restore, self.generator = False, None
+        self.restore = False
         self.dataset = self
         self.state = {}
 
@@ -25,9 +25,11 @@ class LikeLitdata:
         if not self.restore:
             self.loader_epoch = getattr(self, "loader_epoch", 0) + 1
             self.current_epoch, self.num = self.loader_epoch, 0
+        # Workers know the epoch that was loaded; this process doesn't.
+        epoch = self.loaded_epoch if self.restore else self.loader_epoch
         for idx in range(self.num, len(self)):
             self.num += 1
-            yield 100 * self.current_epoch + idx
+            yield 100 * epoch + idx
         self.restore = False
 
     def state_dict(self):
@@ -40,6 +42,7 @@ class LikeLitdata:
 
     def load_state_dict(self, state):
         self.loader_epoch, self.num = state["current_epoch"], state["num"]
+        self.loaded_epoch = state["dataset"]["current_epoch"]
         self.restore = 0 < self.num < len(self)
 
 
@@ -70,13 +73,19 @@ def test_a_loader_of_litdata_goes_on_after_each_stop(stops):
     assert len({*whole}) == len(whole)
 
 
-def test_workers_of_litdata_are_seeded_apart_from_the_training():
-    """A resumed run starts them once more."""
+@pytest.mark.parametrize("missing", ["restore", "current_epoch"])
+def test_another_version_of_litdata_is_an_error_that_names_the_one_that_is_known(missing):
+    """What its state has isn't documented."""
     loader = LikeLitdata()
+    if missing == "restore":
+        del loader.restore
+    else:
+        loader.state_dict = lambda: {"dataset": {}, "current_epoch": 0}
 
-    LitdataState(loader)
-
-    assert isinstance(loader.generator, torch.Generator)
+    with pytest.raises(
+        TaskError, match=r"of a LikeLitdata over a LikeLitdata[^$]*litdata 0\.2\.76"
+    ):
+        LitdataState(loader)
 
 
 class Shared(np.ndarray):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eventloop import StateView, hookimpl
+from eventloop_streaming.hf_streams import note_on, require_can_go_on
 
 
 class Streaming:
@@ -29,34 +30,19 @@ class Streaming:
         loader = state.train_dataloader
         # Each worker of each rank has buffers of its own.
         num_parts = max(1, getattr(loader, "num_workers", 0)) * state.data_world_size
-        for doubt in (_of_datasets, _of_litdata, _of_mosaicml, _of_webdataset):
+        for doubt in (note_on, _of_litdata, _of_webdataset):
             self.note = self.note or doubt(loader, num_parts)
 
-
-def _of_datasets(loader: Any, num_parts: int) -> str:
-    sizes = list(_lossy_buffers(loader))
-    num_workers = getattr(loader, "num_workers", 0)
-    if sizes:
-        fails = ", or ends in an error of `datasets`" if num_workers > 1 else ""
-        return (
-            f"data: `datasets` shuffle the train stream in a buffer of {max(sizes):,} samples that "
-            f"isn't saved: a run that goes on in mid-epoch loses and repeats up to {sum(sizes) * num_parts:,}{fails}; "
-            "eventloop_streaming.Shuffled(stream, buffer_size) in its place does neither"
-        )
-    if num_workers < 2 or not _is_of(loader.dataset, "datasets", "IterableDataset"):
-        return ""
-    return (
-        f"data: a stream of `datasets` with {num_workers} workers: a run that was resumed in mid-epoch and stops "
-        f"again within {num_workers} batches loses and repeats up to what {num_workers - 1} of {num_workers} workers had "
-        "read of the epoch; eventloop_streaming.StreamState(stream) in its place does neither"
-    )
+    @hookimpl
+    def after_load(self, state: StateView) -> None:
+        """Refuses to go on in mid-epoch where the workers of `datasets` would end in an IndexError."""
+        if state.clock.batch_in_epoch:
+            require_can_go_on(state.train_dataloader)
 
 
 def _of_litdata(loader: Any, num_parts: int) -> str:
-    if not _is_of(loader, "litdata", "StreamingDataLoader"):
+    if not _is_of(loader, "litdata", "StreamingDataLoader") or not loader.num_workers:
         return ""
-    if not loader.num_workers:
-        return _of_draws(loader, "eventloop_streaming.LitdataState(loader) in its place draws")
     most, fix = "", "of an epoch"
     if _is_of(loader.dataset, "litdata", "StreamingDataset"):
         most = f" {len(loader) * loader.batch_size:,}"
@@ -64,22 +50,6 @@ def _of_litdata(loader: Any, num_parts: int) -> str:
     return (
         "data: a loader of `litdata` with workers forgets its epoch when it goes on in mid-epoch: a run that is stopped "
         f"again then loses and repeats up to all{most} samples {fix}"
-    )
-
-
-def _of_mosaicml(loader: Any, num_parts: int) -> str:
-    if not _is_of(loader, "streaming", "StreamingDataLoader"):
-        return ""
-    return _of_draws(loader, "StreamingDataLoader(..., generator=torch.Generator()) draws")
-
-
-def _of_draws(loader: Any, fix: str) -> str:
-    if loader.generator is not None:
-        return ""
-    module = type(loader).__module__.partition(".")[0]
-    return (
-        f"data: a loader of `{module}` draws a seed from the training's generator when it goes on in mid-epoch: no "
-        f"sample is lost or repeated, but dropout draws other numbers; {fix} the same"
     )
 
 
@@ -114,23 +84,3 @@ def _unseeded_buffers(pipeline: list[Any]) -> Iterator[Any]:
         if name == "_shuffle" and stage.kw.get("seed") is None and stage.kw.get("rng") is None:
             size = stage.args[0] if stage.args else stage.kw.get("bufsize", 1_000)
             yield None if idx < opened else size
-
-
-def _lossy_buffers(dataloader: Any) -> Iterator[int]:
-    """Yields the sizes of the shuffle buffers that a data loader over a stream of `datasets` has."""
-    data = getattr(dataloader, "dataset", dataloader)
-    if not _is_of(data, "datasets", "IterableDataset"):
-        return
-    # Private: there is no public way to ask (datasets 5.2).
-    waiting: list[Any] = [getattr(data, "_ex_iterable", None)]
-    while waiting:
-        part = waiting.pop()
-        if type(part).__name__ == "BufferShuffledExamplesIterable":
-            yield int(part.buffer_size)
-        waiting += [inner for inner in _inner(part) if inner is not None]
-        if len(waiting) > 1_000:
-            return
-
-
-def _inner(part: Any) -> list[Any]:
-    return [getattr(part, "ex_iterable", None), *(getattr(part, "ex_iterables", None) or [])]
