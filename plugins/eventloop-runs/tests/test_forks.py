@@ -184,6 +184,7 @@ def test_what_a_fork_shares_is_left_to_the_system(tiny, monkeypatch):
     assert not (tiny / "freed.txt").exists()
 
 
+@pytest.mark.about_cpu  # a process with an accelerator is never forked
 def test_an_import_that_does_more_than_define_ends_forking():
     """A thread would be missing in a fork, and a number that was drawn would be drawn once only."""
     before = rng_states()

@@ -30,7 +30,8 @@ def make_model():
 
 class SoFar(nn.Module):
     def forward(self, x_BTC):
-        return x_BTC.cumsum(1) / torch.arange(1, x_BTC.shape[1] + 1)[:, None]
+        lengths = torch.arange(1, x_BTC.shape[1] + 1, device=x_BTC.device)
+        return x_BTC.cumsum(1) / lengths[:, None]
 
 
 def token_loss(logits, targets):
@@ -75,7 +76,7 @@ def fit(folder, *algorithms, task=None, **given):
 
 
 def weights(trainer):
-    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()])
+    return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()]).cpu()
 
 
 SEEN = Shapes()
