@@ -75,12 +75,17 @@ def test_a_run_that_fails_is_a_row_with_its_reason(broken):
     assert re.search(r"^failed: all, seed 0: LookupError: nothing found; .*here/all/", out, re.M)
 
 
-def test_what_runs_say_themselves_is_in_their_logs(folder, broken):
+def test_what_runs_say_themselves_is_in_their_logs(tiny, install, start):
     """Progress bars of several runs would garble each other."""
-    _, out, _, _ = broken
+    install(tiny, "nudge", NUDGE)
+    flags = ("-p", "nudge", "--nudge.by", "0.3", "--run-dir", "here", "--seeds", "1")
 
+    out, err = start(tiny, "tiny.py", *flags).communicate(timeout=300)
+
+    assert err == ""
+    assert re.findall(r"^(none|nudge) +\d.*MB", out, re.M) == ["none", "nudge"]
     assert "nudged" not in out
-    assert "nudged 0.3" in (folder / "here" / "without-shaky" / "seed-0.log").read_text()
+    assert "nudged 0.3" in (tiny / "here" / "nudge" / "seed-0.log").read_text()
 
 
 @pytest.mark.nightly

@@ -15,6 +15,9 @@ import pytest
 
 from eventloop_lightning import Trainer
 
+# Each is a process that imports Lightning.
+BOTH = [pytest.param("lightning.pytorch", marks=pytest.mark.nightly), "pytorch_lightning"]
+WHEN = [pytest.param("before", marks=pytest.mark.nightly), "after"]
 TRAINS = """
     import torch
     from {library} import LightningModule
@@ -74,7 +77,7 @@ def printed(code: str, folder: Path, *, library: str, imports: str = "") -> list
     return [line for line in ran.stdout.splitlines() if line.startswith("RESULT")]
 
 
-@pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("library", BOTH)
 def test_a_module_of_either_package_is_trained(library, tmp_path):
     """Most libraries import the second; what is imported afterwards is what it was."""
     code = """
@@ -90,7 +93,7 @@ def test_a_module_of_either_package_is_trained(library, tmp_path):
     assert lines == ["RESULT True True", f"RESULT {library == 'lightning.pytorch'}"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_library_that_makes_its_own_trainer_gets_ours(when, tmp_path):
     """Whether it was imported before the line or comes after it; the settings are those of the line."""
     (tmp_path / "library.py").write_text(
@@ -114,7 +117,7 @@ def test_a_library_that_makes_its_own_trainer_gets_ours(when, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_library_that_derives_a_trainer_derives_it_from_ours(when, tmp_path):
     """As scvi-tools does; its own class is made before the line or after it."""
     (tmp_path / "library.py").write_text(
@@ -136,7 +139,7 @@ def test_a_library_that_derives_a_trainer_derives_it_from_ours(when, tmp_path):
     assert lines == ["RESULT True True"]
 
 
-@pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("library", BOTH)
 def test_of_both_packages_the_first_that_was_imported_counts(library, tmp_path):
     """A library of the second may bring the first along, as neuralforecast does; arguments can be asked for."""
     code = f"""
