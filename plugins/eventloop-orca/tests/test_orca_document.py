@@ -120,7 +120,7 @@ def orca_weights(folder, *callbacks, model=make_net, scheduler=True, **given):
     orca = Orca(callbacks=list(callbacks))
     with isolated_trainer(folder, task, algorithms=[orca], max_duration="3ep") as trainer:
         trainer.fit()
-        return [param.detach().clone() for param in trainer.state.model.parameters()]
+        return [param.detach().cpu().clone() for param in trainer.state.model.parameters()]
 
 
 def plain_weights(step, *, model=make_net, scheduler=True, after_epoch=lambda *_: None):

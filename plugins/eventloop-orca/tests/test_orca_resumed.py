@@ -18,7 +18,8 @@ class Noisy(MainCallback):
     def on_train_forward(self, runner):
         inputs, target = runner.batch
         scale = runner.get("scale") / (1 + self.num_steps)
-        runner.output = runner.model(inputs + scale * torch.randn(inputs.shape))
+        noise = torch.randn(inputs.shape).to(inputs.device)
+        runner.output = runner.model(inputs + scale * noise)
         runner.loss = runner.criterion(runner.output, target)
 
     def on_iter_backward(self, runner):

@@ -53,12 +53,12 @@ class ByText(nn.Module):
     def forward(self, hidden_BTC):
         if not self.training:
             return hidden_BTC
-        seeds = (self.texts * torch.arange(1, CONTEXT + 1)).sum(1).tolist()
+        seeds = (self.texts.cpu() * torch.arange(1, CONTEXT + 1)).sum(1).tolist()
         masks = [
             torch.rand(CONTEXT, WIDTH, generator=torch.Generator().manual_seed(seed)) > 0.1
             for seed in seeds
         ]
-        masks_BTC = torch.stack(masks)
+        masks_BTC = torch.stack(masks).to(hidden_BTC.device)
         if hidden_BTC.shape[1] < CONTEXT:  # this rank's part of the sequence
             at = torch.distributed.get_rank() % (CONTEXT // hidden_BTC.shape[1])
             masks_BTC = masks_BTC.chunk(CONTEXT // hidden_BTC.shape[1], dim=1)[at]
