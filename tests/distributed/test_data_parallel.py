@@ -58,6 +58,7 @@ class Words(nn.Module):
         return self.head(self.frozen(self.table(inputs)))
 
 
+@pytest.mark.about_cpu  # the pretend accelerator has no sparse tensors
 def test_sparse_gradients_and_frozen_parameters_train_as_in_one_process(tmp_path):
     def train(batch_size=4):
         task = Task(

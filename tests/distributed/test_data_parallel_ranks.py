@@ -153,7 +153,7 @@ def test_every_sample_is_evaluated_once(fit, num_samples, shuffle):
         for _, metrics, *_ in run_ranks(fit, task=task, max_duration="1ba", world_size=world_size):
             mean = (targets.double() / 7).mean()
             assert metrics["test"]["seen"] == num_samples
-            torch.testing.assert_close(metrics["test"]["mean"], mean, rtol=0, atol=1e-12)
+            torch.testing.assert_close(metrics["test"]["mean"].cpu(), mean, rtol=0, atol=1e-12)
 
 
 def test_the_loss_is_that_of_the_global_batch(fit):
