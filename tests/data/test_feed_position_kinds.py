@@ -471,3 +471,26 @@ def test_a_generator_that_begins_once_more_draws_no_other_numbers(num_workers):
     torch.set_rng_state(rng_state)
 
     assert [epochs(resumed, stop=1), torch.rand(())] == whole
+
+
+class DrawsASeed(PlainStateful):
+    """As `PlainStateful`, which yields nothing when it was loaded at its end."""
+
+    def __iter__(self):
+        torch.empty((), dtype=torch.int64).random_()
+        yield from super().__iter__()
+
+
+def test_a_loader_that_was_loaded_at_its_end_draws_one_seed_for_the_next_epoch():
+    """It is begun twice: the first time it yields nothing."""
+    feed = feed_of(DrawsASeed())
+    epochs(feed, stop=NUM_BATCHES)
+    assert not feed.has_next()
+    feed.end_epoch()
+    state, rng_state = feed.state_dict(), torch.get_rng_state()
+    whole = [epochs(feed, epoch=1, stop=1), torch.rand(())]
+    resumed = feed_of(DrawsASeed())
+    resumed.load_state_dict(state)
+    torch.set_rng_state(rng_state)
+
+    assert [epochs(resumed, epoch=1, stop=1), torch.rand(())] == whole

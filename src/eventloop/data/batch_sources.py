@@ -20,7 +20,7 @@ from eventloop.data.combine import (
     shortest,
     tell_epoch,
 )
-from eventloop.rng import kept_generators
+from eventloop.rng import KeptGenerators, kept_generators
 
 Saved = Mapping[str, Any]
 
@@ -132,10 +132,13 @@ class StatefulSource(Source):
                 iterator = _begun(iter(self._dataloader))
         else:
             self._has_begun, self._num_yielded = True, 0
+            saved = KeptGenerators()
             iterator = iter(self._dataloader)
             if self._loaded is not None:
                 # Loaded at the end of an epoch, some yield the next epoch now, others nothing.
                 ahead = list(itertools.islice(iterator, 1)) if self._is_exhausted else []
+                if not ahead:
+                    saved.put_back()  # it begins, and draws seeds, once more
                 iterator = itertools.chain(ahead, iterator) if ahead else iter(self._dataloader)
         self._loaded = None
         return self._counted(iterator)
