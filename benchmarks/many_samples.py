@@ -3,7 +3,9 @@
 Each kind in a process of its own: it takes the first batch of an epoch, then a new feed goes on behind half of
 the samples, as a checkpoint of that moment has it. No sample is read for that but those of the next batch.
 
-    python benchmarks/many_samples.py [--samples 100_000_000] [--json]
+    python benchmarks/many_samples.py [--samples 100_000_000] [--ranks 2] [--json]
+
+With ranks, the numbers are those of the rank that needs most.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop.data.feed import Feed
+from eventloop.distributed.join import join_processes
 from eventloop.distributed.processes import Processes
 from eventloop_streaming import Batches, Permuted, Shards, Shuffled
+from eventloop_testing import run_ranks
 
 BATCH_SIZE, NUM_SHARDS, BUFFER = 1_000, 10_000, 10_000
 
@@ -68,35 +72,36 @@ KINDS = {
 }
 
 
-def at_half(state: dict[str, Any], num: int) -> dict[str, Any]:
+def at_half(state: dict[str, Any], num: int, world_size: int) -> dict[str, Any]:
     """Returns the state of a feed as it is when half of the epoch was taken."""
-    state["num_taken"] = num // 2 // BATCH_SIZE
+    state["num_taken"] = num // 2 // BATCH_SIZE // world_size
     if state["kind"] == "stateful":
         source = state["position"]["dataloader"]["own"]["source"]
-        source["num_read"] = num // 2
-        source["own"].update(num_shards=NUM_SHARDS // 2, num_samples=0)
+        source["num_read"] = num // 2 // world_size
+        source["own"].update(num_shards=NUM_SHARDS // 2 // world_size, num_samples=0)
     else:
         state["position"]["check"] = None  # of the order so far: half of it wasn't drawn
     return state
 
 
-def feed_of(kind: str, num: int) -> Feed:
+def feed_of(kind: str, num: int, processes: Processes) -> Feed:
     torch.manual_seed(0)
-    return Feed(KINDS[kind](num), Processes(), sample_seed=0)
+    return Feed(KINDS[kind](num), processes, sample_seed=0)
 
 
 def measured(kind: str, num: int) -> dict[str, float]:
+    processes = join_processes()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    first = feed_of(kind, num)
+    first = feed_of(kind, num, processes)
     start = time.perf_counter()
     first.start_epoch(0)
     assert first.has_next()
     first.next()
     first_s = time.perf_counter() - start
-    state, file = at_half(first.state_dict(), num), io.BytesIO()
+    state, file = at_half(first.state_dict(), num, processes.world_size), io.BytesIO()
     torch.save(state, file)
     del first
-    second = feed_of(kind, num)
+    second = feed_of(kind, num, processes)
     start = time.perf_counter()
     second.load_state_dict(state)
     assert second.has_next()
@@ -114,20 +119,30 @@ def measured(kind: str, num: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--samples", type=int, default=100_000_000)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measured(given.one, given.samples)))
+        args = given.one, given.samples
+        ranks = (
+            [measured(*args)]
+            if given.ranks == 1
+            else run_ranks(measured, *args, world_size=given.ranks, timeout_s=3_600)
+        )
+        print(json.dumps({name: max(one[name] for one in ranks) for name in ranks[0]}))
         return
     rows = {}
     for kind in KINDS:
         command = [sys.executable, __file__, "--one", kind, "--samples", str(given.samples)]
+        command += ["--ranks", str(given.ranks)]
         rows[kind] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     if given.json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(title=f"{given.samples:,} samples, batches of {BATCH_SIZE:,}")
+    table = Table(
+        title=f"{given.samples:,} samples, batches of {BATCH_SIZE:,}, ranks: {given.ranks}"
+    )
     for column in ("data", "memory, MB", "state, kB", "first batch, s", "resume at half, s"):
         table.add_column(column)
     for kind, row in rows.items():
