@@ -168,6 +168,8 @@ class _Call:
 
     def wrapped(self, value: Any) -> Any:
         """Returns a result with tensors of the device; of an argument that is returned, the argument."""
+        if isinstance(value, PretendTensor):  # `to` with a device, where torch doesn't decompose it
+            return value
         if isinstance(value, Tensor):
             made = self._wrappers.get(id(value))
             return PretendTensor(value) if made is None else made
