@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "DPO": {**TRL, "sync_ref_model": True, "ref_model_sync_steps": 3},
     "GRPO": TRL,
 }  # fmt: skip
+
+
+def killing(kind: type, at: int) -> type:
+    """Returns a trainer whose process is killed at a call of `training_step`."""
+    calls = 0
+
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return kind.training_step(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"training_step": training_step})
 
 
 def main(what: str, folder: Path, loop: str) -> None:

@@ -127,14 +127,14 @@ def common(out: str, **more: Any) -> dict[str, Any]:
 
 
 def trl_trained(
-    name: str, on: Any, out: str, callbacks: tuple[Any, ...] = (), **more: Any
+    name: str, on: Any, out: str, callbacks: tuple[Any, ...] = (), resume: Any = None, **more: Any
 ) -> dict[str, Any]:
     """Trains, and returns all that there is to compare."""
     trainer = TRAINERS[name](on, out, more)
     recorder = Recorder()
     for one in (*callbacks, recorder):
         trainer.add_callback(one)
-    output = trainer.train()
+    output = trainer.train(resume_from_checkpoint=resume)
     return {
         "weights": {name: one.clone() for name, one in trainer.model.state_dict().items()},
         "optimizer": trainer.optimizer.state_dict(),

@@ -1,9 +1,10 @@
-"""How many runs that die end as one in one go, under transformers' own resume and under eventloop's.
+"""How many killed runs end as one in one go, under transformers' own resume and under eventloop's.
 
-    python kills.py
+    python kills.py [KIND ...]
 
-Each run saves every second step and dies at another one, then goes on: `resume_from_checkpoint=True`, or a
-`run_dir`. A line for each kind: runs, those with equal weights, those with an equal `log_history` but for times.
+Each run saves every second step, logs every fourth, and is killed by SIGKILL at one of ten calls of
+`training_step`. Another process goes on: with `resume_from_checkpoint=True`, or with a `run_dir`. A line
+for each kind and loop: kills, runs with equal weights, and those with an equal `log_history` but for times.
 """
 
 from __future__ import annotations
@@ -11,63 +12,103 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from contextlib import suppress
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+import torch
 import transformers
 from hf_cases import Noisy, Stream, differing, trained
-from test_hf_resumed import Killed, dying
+from hf_killed import killing
 
 from eventloop_transformers import on_eventloop
 
 KINDS: dict[str, dict[str, Any]] = {
+    "a stream": {"data": lambda: Stream(14), "max_steps": 17, "gradient_accumulation_steps": 2},
+    "SFT": {},
+    "DPO": {"sync_ref_model": True, "ref_model_sync_steps": 3},
+    "GRPO": {"gradient_accumulation_steps": 2},
     "rows": {},
     "data that draw": {"data": lambda: Noisy(14)},
-    "a stream": {"data": lambda: Stream(14), "max_steps": 16, "gradient_accumulation_steps": 2},
     "early stopping": {
         "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True,
         "callbacks": (lambda: transformers.EarlyStoppingCallback(3),), "learning_rate": 0.03,
     },
 }  # fmt: skip
-DIES_AT = range(4, 20, 3)
+COMMON = {"num_train_epochs": 5, "save_strategy": "steps", "save_steps": 2, "logging_steps": 4}
+KILLED_AT = range(5, 33, 3)
+OF_TRL = ("SFT", "DPO", "GRPO")
 
 
-def resumed(loop: str, at: int, case: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns what a run ends with that has died; None if it was over before."""
-    folder = tempfile.mkdtemp()
-    os.chdir(folder)
-    kind: type = transformers.Trainer
-    if loop == "eventloop":
-        kind = on_eventloop(kind, run_dir=f"{folder}/run")
-    with suppress(Killed):
-        trained(dying(kind, at), "out", **case)
+def train(what: str, kind: Callable[[type], type], resume: bool | None = None) -> dict[str, Any]:
+    """Trains in the current folder, and returns what there is to compare."""
+    case = COMMON | KINDS[what]
+    if what not in OF_TRL:
+        return trained(kind(transformers.Trainer), "out", **case, resume=resume)
+    from trl_cases import trl_trained
+
+    return trl_trained(what, kind, "out", **case, resume=resume)
+
+
+def in_a_process(folder: Path, call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns what a call in a process of its own returns; None if that is killed."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the trainers print
+            os.chdir(folder)
+            found = call()
+            torch.save({name: found[name] for name in ("weights", "history")}, "ends.pt")
+            code = 0
+        finally:
+            if code:
+                traceback.print_exc()
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
         return None
-    # One that has died before its first save begins again.
-    resume = True if loop == "transformers" and any(Path("out").glob("checkpoint-*")) else None
-    return trained(kind, "out", **case, resume=resume)
+    if status:
+        raise SystemExit("a process has failed")
+    ends: dict[str, Any] = torch.load(folder / "ends.pt", weights_only=False)
+    return ends
 
 
-def main() -> None:
+def resumed(what: str, loop: str, at: int) -> dict[str, Any] | None:
+    """Returns what a run ends with that was killed; None if it was over before."""
+    folder = Path(tempfile.mkdtemp())
+
+    def on(kind: type) -> type:
+        return on_eventloop(kind, run_dir=folder / "run") if loop == "eventloop" else kind
+
+    if in_a_process(folder, lambda: train(what, lambda kind: killing(on(kind), at))) is not None:
+        return None
+    # One that was killed before its first save begins again.
+    resume = True if loop == "transformers" and any(folder.glob("out/checkpoint-*")) else None
+    return in_a_process(folder, lambda: train(what, on, resume))
+
+
+def main(kinds: list[str]) -> None:
     transformers.utils.logging.set_verbosity_error()
-    for name, more in KINDS.items():
-        case = {
-            "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2, "logging_steps": 4, **more
-        }  # fmt: skip
-        os.chdir(tempfile.mkdtemp())
-        whole = trained(transformers.Trainer, "out", **case)
+    torch.set_num_threads(1)
+    for what in kinds:
+        whole = in_a_process(Path(tempfile.mkdtemp()), partial(train, what, lambda kind: kind))
+        assert whole is not None
         for loop in ("transformers", "eventloop"):
-            ends = [one for at in DIES_AT if (one := resumed(loop, at, case)) is not None]
-            equal = [
+            ends = [one for at in KILLED_AT if (one := resumed(what, loop, at)) is not None]
+            weights, history = (
                 sum(not differing(whole[part], one[part]) for one in ends)
                 for part in ("weights", "history")
-            ]
+            )
             print(
-                f"{name}, {loop}: {len(ends)} runs, {equal[0]} with its weights, {equal[1]} with its history"
+                f"{what}, {loop}: {len(ends)} kills, {weights} with its weights, {history} with its history",
+                flush=True,
             )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or list(KINDS))
