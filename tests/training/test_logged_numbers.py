@@ -204,3 +204,19 @@ def test_a_rank_that_fails_does_not_wait_for_the_others():
 
     assert [row["n"] for _, row in rows] == [1.0, 2.0]
     assert ranks.asked == ["begun"]
+
+
+def test_where_nobody_listens_ranks_compare_nothing():
+    """Each comparison costs a collective; one rank that logs nothing still takes part, if somebody listens."""
+    ranks = Ranks()
+    numbers, clock = Numbers(Time("1ba"), ranks), Clock()
+    clock.end_batch(samples=4, tokens=0, seconds=0.1)
+    delivered_by(numbers.deliver, clock)
+    assert ranks.asked == ["begun"]
+
+    numbers.is_heard = False
+    for deliver in (numbers.deliver_all, numbers.deliver, numbers.deliver_all):
+        clock.end_batch(samples=4, tokens=0, seconds=0.1)
+        delivered_by(deliver, clock)
+
+    assert ranks.asked == ["begun", "awaited"]

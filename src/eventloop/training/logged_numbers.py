@@ -209,7 +209,8 @@ class Numbers:
             self._end_texts(clock)
         if self._compared is not None:
             self._copy_compared()
-        if (self._rows or self._over_ranks) and clock.crossed(self.interval):
+        # Ranks compare also what one has logged nothing of; whether anybody listens is alike on all.
+        if (self._rows or (self._over_ranks and self.is_heard)) and clock.crossed(self.interval):
             self._start_copy()
         while copies and copies[0].is_ready():
             copies.popleft().deliver(state, hooks)
@@ -226,7 +227,7 @@ class Numbers:
             self._row = {}
         self._end_texts(state.clock)
         self._copy_compared(alone=alone)
-        if self._rows or self._over_ranks:
+        if self._rows or (self._over_ranks and self.is_heard):
             self._start_copy(alone=alone)
             self._copy_compared()
         while self._copies:

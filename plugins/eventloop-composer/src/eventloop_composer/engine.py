@@ -30,7 +30,8 @@ class LeanEngine(Engine):
 
     def run_event(self, event: Event | str) -> dict[str, Trace]:
         """Runs algorithms, then callbacks, then loggers; at INIT it is the other way round."""
-        event = Event(event)
+        if not isinstance(event, Event):
+            event = Event(event)  # a name; to look an event up takes long, too
         state = self.state
         if event is Event.INIT or state.profiler is not None or self._is_closed:
             found: dict[str, Trace] = super().run_event(event)
