@@ -209,7 +209,7 @@ class Numbers:
             self._end_texts(clock)
         if self._compared is not None:
             self._copy_compared()
-        # Ranks compare also what one has logged nothing of; whether anybody listens is alike on all.
+        # Ranks compare also what one has logged nothing of; whether a plugin listens is alike on all.
         if (self._rows or (self._over_ranks and self.is_heard)) and clock.crossed(self.interval):
             self._start_copy()
         while copies and copies[0].is_ready():
