@@ -144,8 +144,8 @@ MUTANTS = {
     ),
     "a sum is averaged over the ranks": Mutant(
         "distributed/data_parallel.py",
-        "                    row[name] = next(summed) / (self.world_size // self.data_world_size)\n",
-        "                    row[name] = next(summed) / self.world_size\n",
+        "                row[name] = next(summed) / (self.world_size // self.data_world_size)\n",
+        "                row[name] = next(summed) / self.world_size\n",
         "distributed/test_data_parallel.py",
     ),
     "an epoch's loss counts batches, not samples": Mutant(
