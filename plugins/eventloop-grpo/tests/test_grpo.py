@@ -21,6 +21,16 @@ from eventloop_testing import check_plugin, isolated_trainer, run_ranks
 FOLDER = Path(__file__).parents[1]
 
 
+@pytest.mark.nightly
+def test_asleep_it_imports_no_transformers():
+    """It takes a third of a second, of each command where the package is installed."""
+    code = "import sys, eventloop_grpo.plugin, eventloop_grpo.from_command; print('transformers' in sys.modules)"
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "False\n"
+
+
 def test_the_reward_rises(tmp_path):
     """Completions that are better than the others of their prompt become more probable."""
     rewards = []

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from eventloop import TaskError
 from eventloop.toolbox.messages import one_line
 
@@ -140,6 +138,9 @@ class Conversations:
         return spans
 
     def _marked_spans(self, messages: Sequence[Any], tools: Any, template: str) -> list[Span]:
+        # Slow to import, and a package that sleeps may import this module.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         # `apply_chat_template` has a mask of tokens instead, which goes on to the end of the chat where a
         # mark ends with a space (transformers 5.23).
         _, (spans,) = render_jinja_template(
