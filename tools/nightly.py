@@ -5,7 +5,7 @@
 `--tenth` takes a number from 0 to 9, or "commits": the last digit of the number of commits, so that ten in a
 row run all. A test is in one tenth by its id, wherever it runs. A test that failed runs once more in a
 process of its own when all others are done, and counts as failed if it fails again; of more than ten failures none is
-repeated. The exit status is that of pytest.
+repeated. The id of a failed test is printed when it fails. The exit status is that of pytest.
 
 With `--device pretend -m "not nightly"` these are the tests that every change runs, on the pretend accelerator.
 
@@ -28,6 +28,13 @@ REPEATED = "passed when repeated"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--tenth`."""
     parser.addoption("--tenth", help="0 to 9, or 'commits'; default: all nightly tests")
+
+
+@pytest.hookimpl(trylast=True)  # the reporter registers itself there
+def pytest_configure(config: pytest.Config) -> None:
+    """Prints the id of a test when it fails: a run of an hour that is cut off has said which."""
+    if reporter := config.pluginmanager.getplugin("terminalreporter"):
+        config.pluginmanager.register(_Failures(reporter))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -73,6 +80,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def tenth_of(nodeid: str) -> int:
     """Returns the tenth of a test, 0 to 9; the same in every process and on every machine."""
     return zlib.crc32(nodeid.encode()) % 10
+
+
+class _Failures:
+    """Prints the ids of failed tests as they come."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)  # below the letter of the test
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Prints one."""
+        if report.failed:
+            self._reporter.write_line("")
+            self._reporter.write_line(f"failed in its {report.when}: {report.nodeid}")
 
 
 def _tenth_of_commits() -> int:

@@ -111,6 +111,17 @@ def test_a_test_that_fails_twice_is_one(flags, nightly):
     assert re.search(r"1 failed, 1 passed in [\d.]+s", text.splitlines()[-1])
 
 
+@pytest.mark.parametrize("flags", [(), PARALLEL], ids=["one process", "two"])
+def test_a_failure_is_printed_when_it_happens(flags, nightly):
+    """A run of an hour that is cut off has said what failed."""
+    later = '@pytest.mark.parametrize("n", range(20))\ndef test_two(n): pass\n'
+
+    _, text = nightly("def test_one(): fails(1)\n" + later, *flags)
+
+    printed = text.index("failed in its call: test_fake.py::test_one")
+    assert printed < text.index("[100%]") < text.index("AssertionError")
+
+
 def test_tests_of_every_change_may_be_repeated_likewise(nightly):
     """Those of them that run on the pretend accelerator, say."""
     status, text = nightly("pytestmark = []\ndef test_one(): fails(1)\n", "-m", "not nightly")
