@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from eventloop.training.optimizers import could_be_fused, drop_gradients, step, wants_closure
 
@@ -126,23 +129,35 @@ def test_a_step_is_that_of_torch(kind, given):
     assert weighed(kind, [step] * 3, **given) == plain
 
 
-def test_who_looks_at_a_step_sees_it(params):
-    """Hooks of an optimizer and of all, a profiler, a scheduler of torch's: each as without eventloop."""
+@pytest.mark.parametrize(
+    "of_all", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook]
+)
+def test_a_hook_of_all_optimizers_sees_a_step(of_all, params):
+    """As without eventloop; removed, it sees none."""
     seen = []
-    optimizer = SGD(params, lr=0.1)
-    hooks = [
-        optimizer.register_step_pre_hook(lambda *_: seen.append("before")),
-        optimizer.register_step_post_hook(lambda *_: seen.append("after")),
-    ]
-    step(optimizer)
-    for one in hooks:
-        one.remove()
-    every = register_optimizer_step_post_hook(lambda *_: seen.append("of all"))
-    step(optimizer)
-    every.remove()
-    step(optimizer)
-    assert seen == ["before", "after", "of all"]
+    hook = of_all(lambda *_: seen.append("of all"))
+    step(SGD(params, lr=0.1))
+    hook.remove()
+    step(SGD(params, lr=0.1))
 
+    assert seen == ["of all"]
+
+
+@pytest.mark.parametrize("kind", ["register_step_pre_hook", "register_step_post_hook"])
+def test_a_hook_of_an_optimizer_sees_its_step(kind, params):
+    """Each kind alone: the other doesn't make torch's way necessary for it."""
+    seen, optimizer = [], SGD(params, lr=0.1)
+    hook = getattr(optimizer, kind)(lambda *_: seen.append("its own"))
+    step(optimizer)
+    hook.remove()
+    step(optimizer)
+
+    assert seen == ["its own"]
+
+
+def test_who_looks_at_a_step_sees_it(params):
+    """A profiler, and a scheduler of torch's: each as without eventloop."""
+    optimizer = SGD(params, lr=0.1)
     with torch.profiler.profile() as profile:
         step(optimizer)
     assert "Optimizer.step#SGD.step" in {one.key for one in profile.key_averages()}
