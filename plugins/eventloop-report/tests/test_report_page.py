@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from eventloop_report import Page, Series, Table
-from eventloop_report.figures import COLOURS, MAX_LINES, Plot, file_names, plots_of, png, svg
+from eventloop_report.figures import COLOURS, MAX_LINES, Drawing, Plot, file_names, plots_of
 from eventloop_report.page import number
 
 HOSTILE = [
@@ -60,7 +60,7 @@ def page(**given):
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_any_name_is_shown_and_does_nothing(name):
     """Names come from tasks, plugins and data; whoever opens the page of a stranger's run is safe."""
-    drawn = svg(Plot(name, {name: [(1, 2.0)], "other": [(1, 1.0)]}))
+    drawn = Drawing(Plot(name, {name: [(1, 2.0)], "other": [(1, 1.0)]})).svg()
     tables = [Table(name, [(name, 1.5)], (name, name), name), Table(name, [(name, name)])]
     text = Page(name, name, plots={name: drawn}, tables=tables, note=name).html()
 
@@ -77,17 +77,17 @@ def test_any_name_is_shown_and_does_nothing(name):
 
 def test_the_page_needs_nothing_else():
     """No network, no second file: it can be mailed, and opened in ten years."""
-    parsed = Parsed(page(plots={"loss": svg(plot("train", "test"))}))
+    parsed = Parsed(page(plots={"loss": Drawing(plot("train", "test")).svg()}))
 
     links = [value for key, value in parsed.attributes if key in ("href", "xlink:href", "src")]
     assert links
     assert all(link.startswith("#") for link in links)
-    assert "url(http" not in page(plots={"loss": svg(plot("train"))})
+    assert "url(http" not in page(plots={"loss": Drawing(plot("train")).svg()})
 
 
 def test_plots_take_the_colour_of_the_text_around_them():
     """Dark text on a dark page couldn't be read."""
-    drawn = svg(plot("train", "test"))
+    drawn = Drawing(plot("train", "test")).svg()
 
     assert "currentColor" in drawn
     assert "#000000" not in drawn
@@ -96,8 +96,8 @@ def test_plots_take_the_colour_of_the_text_around_them():
 
 def test_a_drawing_is_the_same_each_time():
     """So that pages of equal runs can be compared."""
-    assert svg(plot("train")) == svg(plot("train"))
-    assert png(plot("train")).startswith(b"\x89PNG")
+    assert Drawing(plot("train")).svg() == Drawing(plot("train")).svg()
+    assert Drawing(plot("train")).png().startswith(b"\x89PNG")
 
 
 def test_numbers_that_belong_together_share_a_plot():
@@ -132,7 +132,7 @@ def test_files_of_plots_have_harmless_names():
 
 def test_more_lines_than_can_be_told_apart_are_not_drawn():
     """Colours and dashes are used up; the title says so, and long names leave the lines room."""
-    drawn = svg(Plot("loss", {f"{idx} {'x' * 100}": [(1, 1.0)] for idx in range(29)}))
+    drawn = Drawing(Plot("loss", {f"{idx} {'x' * 100}": [(1, 1.0)] for idx in range(29)})).svg()
 
     assert drawn.count("...<") == MAX_LINES == 12
     assert ">loss (12 of 29 lines)<" in drawn
@@ -144,7 +144,7 @@ def test_values_of_any_size_are_drawn():
 
     (one,) = plots_of({"train/loss": series(*values)}, [])
 
-    assert "currentColor" in svg(one)
+    assert "currentColor" in Drawing(one).svg()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,9 @@ def test_a_browser_draws_the_plots(tmp_path):
     browsers = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
     lines = {name: [(batch, slope * batch) for batch in range(50)] for name, slope in (("a", 1), ("b", 2))}  # fmt: skip
     for browser in list(browsers)[:1]:
-        drawn = screenshot(page(plots={"loss": svg(Plot("loss", lines))}), tmp_path, browser)
+        drawn = screenshot(
+            page(plots={"loss": Drawing(Plot("loss", lines)).svg()}), tmp_path, browser
+        )
         empty = screenshot(page(), tmp_path, browser)
 
         assert all(num_pixels(drawn, colour) > 200 for colour in COLOURS[:2])
@@ -190,3 +192,11 @@ def test_the_names_of_a_table_are_not_broken_inside_words():
     page = Page("run", "done", tables=[Table("Settings", [["max_duration", "a/" * 200]])])
 
     assert "td:first-child, th { overflow-wrap: normal }" in page.html()
+
+
+def test_the_axis_of_batches_has_whole_numbers():
+    """A run of one epoch has one point, and there is no batch 0.96."""
+    drawn = Drawing(Plot("loss", {"train": [(1, 0.5)]})).svg()
+
+    assert ">1</text>" in drawn
+    assert "0.96" not in drawn

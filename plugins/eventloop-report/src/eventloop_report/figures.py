@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
 from eventloop.toolbox.metric_names import metric_name
 from eventloop_report.series import Series
@@ -18,6 +20,15 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--")
 # Stands for the colour of the page's text, which is light where the page is dark.
 _INK = "#012345"
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "eventloop-report",
+    "font.size": 9,
+    "text.parse_math": False,
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+    ),
+}
 MAX_PLOTS = 24
 MAX_LINES = len(COLOURS) * len(_DASHES)
 
@@ -76,59 +87,59 @@ def _place(item: tuple[tuple[int, str], object]) -> tuple[int, str]:
     return item[0]
 
 
-def svg(plot: Plot) -> str:
-    """Draws a plot as an SVG element, in the colour of the text around it."""
-    file = io.BytesIO()
-    _draw(plot, file, "svg", _INK)
-    text = file.getvalue().decode()
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
+class Drawing:
+    """A plot, drawn; its layout, most of the work, is found once for all formats."""
+
+    def __init__(self, plot: Plot) -> None:
+        with mpl.rc_context(_STYLE):
+            self._figure = _figure(plot)
+
+    def svg(self) -> str:
+        """Returns an SVG element, in the colour of the text around it."""
+        text = self._saved("svg", transparent=True, metadata={"Date": None}).decode()
+        return text[text.index("<svg") :].replace(_INK, "currentColor")
+
+    def png(self) -> bytes:
+        """Returns a PNG, dark on white."""
+        return self._saved("png")
+
+    def _saved(self, kind: str, **options: Any) -> bytes:
+        file = io.BytesIO()
+        with mpl.rc_context(_STYLE):
+            self._figure.savefig(file, format=kind, **options)
+        return file.getvalue()
 
 
-def png(plot: Plot) -> bytes:
-    """Draws a plot as a PNG, dark on white."""
-    file = io.BytesIO()
-    _draw(plot, file, "png", "#222222")
-    return file.getvalue()
-
-
-def _draw(plot: Plot, file: io.BytesIO, kind: str, ink: str) -> None:
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "eventloop-report",
-        "font.size": 9,
-        "text.parse_math": False,
-        **dict.fromkeys(
-            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink
-        ),
-    }
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(6, 3), layout="constrained")
-        axes = figure.subplots()
-        names, handles = [], []
-        for idx, (name, points) in enumerate(list(plot.lines.items())[:MAX_LINES]):
-            (line,) = axes.plot(
-                [batch for batch, _ in points],
-                [value for _, value in points],
-                _DASHES[idx // len(COLOURS)],
-                color=COLOURS[idx % len(COLOURS)],
-                linewidth=1.4,
-                marker="o" if len(points) < 30 else None,
-                markersize=3,
-            )
-            names.append(readable(name, 30))
-            handles.append(line)
-        title = readable(plot.title)
-        if len(plot.lines) > MAX_LINES:
-            title += f" ({MAX_LINES} of {len(plot.lines)} lines)"
-        axes.set_title(title, loc="left", fontweight="bold")
-        axes.set_xlabel("batch")
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        if names != [title]:
-            num_columns = 1 if len(names) <= len(COLOURS) else 2
-            axes.legend(handles, names, frameon=False, fontsize=8, ncols=num_columns)
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(file, format=kind, dpi=120, transparent=kind == "svg", metadata=metadata)
+def _figure(plot: Plot) -> Figure:
+    figure = Figure(figsize=(6, 3), dpi=120)
+    axes = figure.subplots()
+    names, handles = [], []
+    for idx, (name, points) in enumerate(list(plot.lines.items())[:MAX_LINES]):
+        (line,) = axes.plot(
+            [batch for batch, _ in points],
+            [value for _, value in points],
+            _DASHES[idx // len(COLOURS)],
+            color=COLOURS[idx % len(COLOURS)],
+            linewidth=1.4,
+            marker="o" if len(points) < 30 else None,
+            markersize=3,
+        )
+        names.append(readable(name, 30))
+        handles.append(line)
+    title = readable(plot.title)
+    if len(plot.lines) > MAX_LINES:
+        title += f" ({MAX_LINES} of {len(plot.lines)} lines)"
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel("batch")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if names != [title]:
+        num_columns = 1 if len(names) <= len(COLOURS) else 2
+        axes.legend(handles, names, frameon=False, fontsize=8, ncols=num_columns)
+    # Not the figure's own engine: each format would lay it out anew.
+    ConstrainedLayoutEngine().execute(figure)
+    return figure
 
 
 def readable(name: str, num_chars: int = 60) -> str:

@@ -209,7 +209,7 @@ class Report:
 
     def _write(self, state: StateView, status: str, *, failed: bool = False) -> None:
         # Takes a second to import, which a run needn't wait for at its start.
-        from eventloop_report.figures import MAX_PLOTS, file_names, plots_of, png, svg
+        from eventloop_report.figures import MAX_PLOTS, Drawing, file_names, plots_of
 
         assert self._page is not None
         series = dict(self._numbers.by_name)
@@ -218,12 +218,12 @@ class Report:
         plots = plots_of(series, state.eval_dataloaders)
         note = _left_out(len(plots) - MAX_PLOTS, "plots", self._numbers.num_left_out)
         plots = plots[:MAX_PLOTS]
-        names = file_names(plots)
+        drawings = dict(zip(file_names(plots), map(Drawing, plots), strict=True))
         page = Page(
             title=state.run_dir.name,
             status=status,
             failed=failed,
-            plots={name: svg(plot) for name, plot in zip(names, plots, strict=True)},
+            plots={name: one.svg() for name, one in drawings.items()},
             tables=(
                 Table("Run", list(facts.about(state))),
                 facts.results(series),
@@ -236,8 +236,8 @@ class Report:
         try:
             self._put(self._page.name, page.html().encode("utf-8"))
             if self.pngs:
-                for name, plot in zip(names, plots, strict=True):
-                    self._put(f"{self._page.stem}/{name}.png", png(plot))
+                for name, one in drawings.items():
+                    self._put(f"{self._page.stem}/{name}.png", one.png())
         except OSError as error:
             raise self._unwritable(error.strerror or str(error)) from error
 
