@@ -269,8 +269,16 @@ def test_texts_are_files_of_the_run(in_one_go):
     }
 
 
-def test_there_are_points_to_be_left_out(tmp_path, store):
+def test_there_are_points_to_be_left_out(tmp_path, store, monkeypatch):
     """Control: the killed process had sent what comes again."""
+
+    def ends(status, end=os._exit):
+        for one in threading.enumerate():
+            if one.name == "eventloop-mlflow":
+                one.join()
+        end(status)
+
+    monkeypatch.setattr(os, "_exit", ends)
     fit_and_die(tmp_path, store, 7, by_kill=True, options={"send_every_s": 0})
 
     assert max(step for _, step, _ in store.numbers()) >= 5
@@ -377,10 +385,30 @@ def test_the_first_batches_wait_for_no_store(tmp_path, store, in_one_go, monkeyp
     assert store.numbers() == [row for row in logged if row[0] != "own"]
 
 
+def test_no_batch_waits_for_a_server(tmp_path, store, in_one_go, monkeypatch):
+    """One that takes the first numbers only when the fifth batch is done."""
+    has_trained, send = threading.Event(), TrackedRun.send
+
+    class Counts:
+        @hookimpl
+        def batch_end(self, state):
+            if state.clock.batch >= 5:
+                has_trained.set()
+
+    def late(*args):
+        assert has_trained.wait(20)
+        send(*args)
+
+    monkeypatch.setattr(TrackedRun, "send", late)
+    fit(tmp_path, store, Counts(), checkpoint_interval="none", options={"send_every_s": 0})
+
+    _, _, logged = in_one_go
+    assert store.numbers() == [row for row in logged if row[0] != "own"]
+
+
 def test_a_fork_waits_for_what_runs_beside_it():
     """A worker of a data loader would have locks of imports that no thread of its own releases."""
     beside = Beside(lambda: time.sleep(0.3))
-    beside.start()
 
     child = os.fork()
     if not child:

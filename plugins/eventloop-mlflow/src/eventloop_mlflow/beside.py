@@ -13,7 +13,7 @@ _THREADS: set[Thread] = set()
 
 
 class Beside(Generic[T]):
-    """Calls a function in a thread of its own.
+    """Calls a function in a thread of its own, at once.
 
     A fork of the process, such as a worker of a data loader, waits until it has returned: the child
     would have the locks of modules that are half imported, and no thread that releases them.
@@ -26,13 +26,9 @@ class Beside(Generic[T]):
         self._call = call
         self._future: Future[T] = Future()
         # A daemon: a process that is told to end twice doesn't wait for a server.
-        self._thread = Thread(target=self._run, name="eventloop-mlflow", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread; once."""
-        if self._thread.ident is None:
-            _THREADS.add(self._thread)
-            self._thread.start()
+        thread = Thread(target=self._run, name="eventloop-mlflow", daemon=True)
+        _THREADS.add(thread)
+        thread.start()
 
     def is_done(self) -> bool:
         """Returns whether the call has returned or raised."""
@@ -40,7 +36,6 @@ class Beside(Generic[T]):
 
     def result(self) -> T:
         """Waits for the call; returns what it returned, or raises what it raised."""
-        self.start()
         return self._future.result()
 
     def _run(self) -> None:

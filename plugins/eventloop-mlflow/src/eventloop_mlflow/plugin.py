@@ -61,12 +61,15 @@ class Mlflow:
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
         self._begin: Callable[[], TrackedRun] | None = None
-        self._beside: Beside[TrackedRun] | None = None
+        self._beside: Beside[None] | None = None
         self._run: TrackedRun | None = None
         self._run_id: str | None = None
         self._was_loaded = False
         self._waiting: list[Point] = []
         self._texts: dict[str, str] = {}  # by the artifact that each becomes
+        # What is being sent; of the thread, while there is one.
+        self._points_out: list[Point] = []
+        self._texts_out: dict[str, str] = {}
         self._num_lost = self._num_texts_lost = 0
         self._send_at = 0.0
         self._is_failing = False
@@ -92,9 +95,8 @@ class Mlflow:
             if self._run is None:
                 # Its import and its database take seconds, which the first batch needn't wait for.
                 self._begin = self._beginning(state)
-                self._beside = Beside(self._begin)
             else:
-                self._tried(lambda: self._begun().set_status("RUNNING"))
+                self._now(lambda run: run.set_status("RUNNING"))
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
@@ -122,20 +124,19 @@ class Mlflow:
 
     @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
-        """Sends the numbers, if it is time."""
-        if self._beside is not None:
-            self._beside.start()
-        has_begun = self._beside is None or self._beside.is_done()
-        if has_begun and time.perf_counter() >= self._send_at:
-            self._send()
+        """Sends the numbers, if it is time, in a thread: the next batch waits for no store."""
+        if self._beside is None or self._beside.is_done():
+            self._settle()
+            if time.perf_counter() >= self._send_at:
+                self._start_sending()
 
     @hookimpl(rank_zero=True)
     def checkpoint_saved(self, state: StateView, path: Path | Url) -> None:
         """Copies a checkpoint, or notes it for later."""
         if not isinstance(path, Path):  # it lies in a store of its own
-            self._tried(lambda: self._begun().tag("eventloop.checkpoint", str(path)))
+            self._now(lambda run: run.tag("eventloop.checkpoint", str(path)))
         elif self.checkpoints == "all":
-            self._tried(lambda: self._begun().add_files(path, "checkpoints"))
+            self._now(lambda run: run.add_files(path, "checkpoints"))
         elif self.checkpoints == "last":
             self._last_checkpoint = path
 
@@ -155,19 +156,20 @@ class Mlflow:
     @hookimpl
     def close(self) -> None:
         """Gives up what could not be sent."""
-        num_lost = self._num_lost + len(self._waiting)
-        num_texts = self._num_texts_lost + len(self._texts)
+        self._collect()
+        num_lost = self._num_lost + len(self._points_out)
+        num_texts = self._num_texts_lost + len(self._texts_out)
         if self._is_failing and self.on_error == "warn" and num_lost + num_texts:
             lost = f"{num_lost} numbers" + (f" and {num_texts} texts" if num_texts else "")
             warnings.warn(f"{lost} never reached {self.tracking_uri}", stacklevel=2)
-        self._waiting, self._texts = [], {}
+        self._points_out, self._texts_out = [], {}
         self._num_lost = self._num_texts_lost = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the run's id and what of the latest step was told; what was told is sent before."""
         # At the start of a fit nothing is there to send, and the run is found again by its folder.
         if self._begin is not None and (self._waiting or self._texts or self._run is not None):
-            self._send()
+            self._now(self._send)
         of_this_run = {"run_id": self._run_id}
         return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._told)}
 
@@ -205,40 +207,62 @@ class Mlflow:
     def _begun(self) -> TrackedRun:
         if self._run is None:
             assert self._begin is not None
-            # What failed there is tried again here, the next time.
-            beside, self._beside = self._beside, None
-            self._run = self._begin() if beside is None else beside.result()
+            self._run = self._begin()  # what fails there is tried again the next time
             self._run_id = self._run.run_id
         return self._run
 
-    def _send(self) -> None:
+    def _start_sending(self) -> None:
         # Without a training nothing was begun, and nothing is to be kept.
         if self._begin is not None:
             self._send_at = time.perf_counter() + self.send_every_s
-            self._tried(self._send_waiting)
+            self._collect()
+            self._beside = Beside(lambda: self._send(self._begun()))
 
-    def _send_waiting(self) -> None:
+    def _settle(self) -> None:
+        """Waits for the thread, if there is one; its failure is dealt with."""
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            self._tried(beside.result)
+
+    def _now(self, call: Callable[[TrackedRun], None]) -> None:
+        """Does something with the run, behind what the thread does."""
+        self._settle()
+        self._collect()
+        self._tried(lambda: call(self._begun()))
+
+    def _collect(self) -> None:
+        """Puts what waits behind what could not be sent; without a thread."""
+        self._points_out += self._waiting
+        self._texts_out |= self._texts
+        self._waiting, self._texts = [], {}
+        self._num_lost += max(0, len(self._points_out) - _MOST_WAITING)
+        del self._points_out[:-_MOST_WAITING]
+        while len(self._texts_out) > _MOST_TEXTS:
+            self._num_texts_lost += 1
+            del self._texts_out[next(iter(self._texts_out))]
+
+    def _send(self, run: TrackedRun) -> None:
         from eventloop_mlflow.tracking import POINTS_AT_ONCE
 
-        run = self._begun()
-        self._waiting = run.unsent(self._waiting)
-        while self._waiting:
-            run.send(self._waiting[:POINTS_AT_ONCE])
-            del self._waiting[:POINTS_AT_ONCE]
-        while self._texts:
-            path = next(iter(self._texts))
-            run.add_text(path, self._texts[path])
-            del self._texts[path]
+        points, texts = self._points_out, self._texts_out
+        points[:] = run.unsent(points)
+        while points:
+            run.send(points[:POINTS_AT_ONCE])
+            del points[:POINTS_AT_ONCE]
+        while texts:
+            path = next(iter(texts))
+            run.add_text(path, texts[path])
+            del texts[path]
 
     def _end(self, status: Status) -> None:
-        def end() -> None:
-            self._send_waiting()
+        def end(run: TrackedRun) -> None:
+            self._send(run)
             path, self._last_checkpoint = self._last_checkpoint, None
             if path is not None:
-                self._begun().add_files(path, "checkpoints")
-            self._begun().set_status(status)
+                run.add_files(path, "checkpoints")
+            run.set_status(status)
 
-        self._tried(end)
+        self._now(end)
 
     def _tried(self, call: Callable[[], None]) -> None:
         try:
