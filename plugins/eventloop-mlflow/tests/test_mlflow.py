@@ -387,20 +387,28 @@ def test_the_first_batches_wait_for_no_store(tmp_path, store, in_one_go, monkeyp
 
 def test_no_batch_waits_for_a_server(tmp_path, store, in_one_go, monkeypatch):
     """One that takes the first numbers only when the fifth batch is done."""
-    has_trained, send = threading.Event(), TrackedRun.send
+    has_begun, has_trained = threading.Event(), threading.Event()
+    describe, send = TrackedRun.describe, TrackedRun.send
 
-    class Counts:
+    class Trains:
         @hookimpl
         def batch_end(self, state):
-            if state.clock.batch >= 5:
+            if state.clock.batch == 2:
+                assert has_begun.wait(60)
+            if state.clock.batch == 5:
                 has_trained.set()
+
+    def described(*args):
+        describe(*args)
+        has_begun.set()
 
     def late(*args):
         assert has_trained.wait(20)
         send(*args)
 
+    monkeypatch.setattr(TrackedRun, "describe", described)
     monkeypatch.setattr(TrackedRun, "send", late)
-    fit(tmp_path, store, Counts(), checkpoint_interval="none", options={"send_every_s": 0})
+    fit(tmp_path, store, Trains(), checkpoint_interval="none", options={"send_every_s": 0})
 
     _, _, logged = in_one_go
     assert store.numbers() == [row for row in logged if row[0] != "own"]
