@@ -47,7 +47,7 @@ def prompts(num=NUM_PROMPTS):
 def wanted(rollouts):
     """The share of the tokens that are the wanted digit, and how many there are."""
     tokens, mask = rollouts.completion_ids, rollouts.completion_mask
-    digits = torch.tensor([int(one) for one in rollouts.columns["wanted"]])[:, None]
+    digits = torch.stack([*rollouts.columns["wanted"]])[:, None]
     return ((tokens == digits) * mask).sum(1) - 0.1 * mask.sum(1)
 
 
@@ -115,4 +115,6 @@ def fit(folder, *plugins, **given):
     """Trains; gives what this rank holds of the weights."""
     with contextlib.suppress(EOFError), trainer_of(folder, *plugins, **given) as trainer:
         trainer.fit()
-    return {name: local(one).clone() for name, one in trainer.state.model.state_dict().items()}
+    return {
+        name: local(one).cpu().clone() for name, one in trainer.state.model.state_dict().items()
+    }

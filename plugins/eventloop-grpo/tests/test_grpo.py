@@ -117,6 +117,30 @@ def test_rewards_of_other_packages_are_added(tmp_path):
     assert sum(lengths[2:]) < sum(lengths[:2]) - 1
 
 
+class Engine:
+    """Generates on the host, whatever the model is on."""
+
+    name = "engine"
+    requires = ("grpo",)
+
+    @hookimpl
+    def rollout(self, state, prompts):
+        prompts.to(torch.device("cpu"))
+        prompts.completion_ids = torch.full((len(prompts), 2), 4)
+        prompts.completion_mask = torch.ones(len(prompts), 2)
+        return prompts
+
+
+def test_what_an_engine_returns_may_be_on_the_host(tmp_path, pretend_device):
+    """As that of a server is; the rewards are computed where the model is."""
+    seen, options = Seen(), {"num_iterations": 2}
+
+    fit(tmp_path, grpo(**options), Engine(), seen, device="pretend", max_duration="1ba")
+
+    assert seen.completions[0].device == pretend_device
+    assert len(seen.losses) == 2
+
+
 def test_adapters_are_switched_off_for_the_reference(tmp_path):
     """There is no second model; before the first step the divergence from it is 0."""
     from eventloop_lora import Lora
@@ -126,7 +150,7 @@ def test_adapters_are_switched_off_for_the_reference(tmp_path):
     with trainer_of(tmp_path / "one", lora(), grpo(**options), max_duration="1ep") as trainer:
         trainer.fit()
         assert "companions" not in trainer.state.manifest
-        expected = {n: one.clone() for n, one in trainer.state.model.state_dict().items()}
+        expected = {n: one.cpu().clone() for n, one in trainer.state.model.state_dict().items()}
     fit(tmp_path / "two", lora(), grpo(**options), in_rollout=2, max_duration="1ep")
 
     actual = fit(tmp_path / "two", lora(), grpo(**options), max_duration="1ep")

@@ -160,7 +160,7 @@ def ours(folder, recorded, losses=None, num_ranks=1, model=llama, **more):
         folder / "ours", task, algorithms=plugins, max_duration="1ep", clip_norm=1.0, **settings
     ) as trainer:
         trainer.fit()
-        return dict(trainer.state.model.state_dict())
+        return {name: one.cpu() for name, one in trainer.state.model.state_dict().items()}
 
 
 KINDS = {

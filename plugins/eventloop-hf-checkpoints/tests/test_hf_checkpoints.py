@@ -120,7 +120,7 @@ def logits(model):
 def test_folders_load_in_transformers(tmp_path, model):
     """Weights, configuration, generation and tokenizer; all checkpoints, also those that are gone."""
     plugin = HfCheckpoints(tokenizer=tokenizer(), max_shard_size="8KB")
-    trained = fit(tmp_path, plugin, model=model)
+    trained = fit(tmp_path, plugin, model=model).cpu()
     folder = tmp_path / "run" / "hf"
 
     loaded = AutoModelForCausalLM.from_pretrained(folder / "ba00000006")
@@ -206,7 +206,7 @@ def test_ranks_write_one_folder(tmp_path, strategy):
         fit(tmp_path, HfCheckpoints(interval="6ba"), *more, batch_size=2)
 
     run_ranks(train)
-    one = fit(tmp_path / "one", None)
+    one = fit(tmp_path / "one", None).cpu()
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "hf" / "ba00000006")
     torch.testing.assert_close(logits(loaded), logits(one), rtol=0, atol=2e-5)
@@ -228,9 +228,9 @@ def test_a_store_has_the_same_folders(tmp_path):
 
 def test_a_run_at_a_url_writes_folders_of_its_local_copies(tmp_path):
     """A copy of the last checkpoint is on this machine."""
-    url, folder = f"memory://{tmp_path.name}/run", tmp_path / "hf"
+    url, folder = f"memory:/{tmp_path}/run", tmp_path / "hf"
 
-    trained = fit(tmp_path, HfCheckpoints(folder=folder, interval="3ba"), run_dir=url)
+    trained = fit(tmp_path, HfCheckpoints(folder=folder, interval="3ba"), run_dir=url).cpu()
 
     assert names(folder) == ["ba00000003", "ba00000006"]
     loaded = AutoModelForCausalLM.from_pretrained(folder / "ba00000006")

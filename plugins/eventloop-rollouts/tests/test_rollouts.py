@@ -57,6 +57,17 @@ def test_a_seed_follows_from_the_place_of_its_completion():
     assert len({*whole, *seeds_of(3, 8, 4, 2, 0, 1), *seeds_of(4, 7, 4, 2, 0, 1)}) == 24
 
 
+def test_rollouts_are_moved_but_not_their_columns():
+    """Whose texts and numbers a reward reads on the host."""
+    rollouts = prompts_of({"input_ids": torch.full((2, 3), 4), "wanted": [4, 5]}, 2)
+
+    moved = rollouts.to(torch.device("meta"))
+
+    assert moved is rollouts
+    assert {moved.prompt_ids.device.type, moved.completion_mask.device.type} == {"meta"}
+    assert moved.columns == {"wanted": [4, 4, 5, 5]}
+
+
 def test_each_prompt_is_there_once_for_each_completion():
     """What else a batch has of it, too; without a tokenizer texts are numbers."""
     batch = {

@@ -109,9 +109,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What is trained, whole; every rank must call it."""
+    """What is trained, whole, on the host; every rank must call it."""
     return {
-        name: (one if sharded(one) is None else sharded(one).full_tensor()).detach().clone()
+        name: (one if sharded(one) is None else sharded(one).full_tensor()).detach().cpu().clone()
         for name, one in model.named_parameters()
         if one.requires_grad
     }

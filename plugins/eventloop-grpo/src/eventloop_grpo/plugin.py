@@ -179,6 +179,7 @@ class Grpo:
                 "rollout", prompts, seeds
             )
         state.batch = batch
+        rollouts.to(state.device)
         rollouts.prompts = texts_of(rollouts.prompt_ids, rollouts.prompt_mask, self._tokenizer)
         rollouts.completions = texts_of(
             rollouts.completion_ids, rollouts.completion_mask, self._tokenizer

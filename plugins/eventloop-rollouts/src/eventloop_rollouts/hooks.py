@@ -28,6 +28,7 @@ class RolloutHooks:
         State: `batch`, the prompts as the data loader gave them.
         Must: depend on the model, the prompts and the seeds alone, so that a run that is killed
         generates the same again.
+        May: return tensors of the host, as an engine has them.
 
         Args:
             prompts: each as often as there are completions of it, without completions.

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ class Rollouts:
 
     def __len__(self) -> int:
         return len(self.completion_ids)
+
+    def to(self, device: torch.device) -> Rollouts:
+        """Moves the tensors to a device, but not the columns; returns itself."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Tensor):
+                setattr(self, one.name, value.to(device))
+        return self
 
 
 def prompts_of(batch: Any, num_generations: int) -> Rollouts:
