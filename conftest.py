@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,10 +43,24 @@ def case_of(item: pytest.Item) -> int:
 
     So that one in N cases has other values of each, whichever cases are collected.
     """
-    indices = item.callspec.indices  # type: ignore[attr-defined]
-    names = (mark.args[0] for mark in item.iter_markers("parametrize"))
-    firsts = (one.split(",")[0].strip() if isinstance(one, str) else one[0] for one in names)
-    return sum(indices[one] for one in firsts)
+    params = item.callspec.params  # type: ignore[attr-defined]
+    return sum(index_of(params, *mark.args[:2]) for mark in item.iter_markers("parametrize"))
+
+
+def index_of(params: Mapping[str, object], names: str | Sequence[str], cases: Iterable[Any]) -> int:
+    """Returns which case of one `parametrize` the parameters are of; pytest has numbers of the product alone.
+
+    Of an iterator, which pytest has used up, it is 0.
+    """
+    names = [one.strip() for one in names.split(",")] if isinstance(names, str) else names
+    for idx, case in enumerate(cases):
+        if isinstance(case, type(pytest.param())):
+            case = case.values
+        elif len(names) == 1:
+            case = (case,)
+        if all(params[name] is value for name, value in zip(names, case, strict=True)):
+            return idx
+    return 0
 
 
 def is_about_cpu(item: pytest.Item) -> bool:

@@ -153,3 +153,22 @@ def test_what_cannot_be_imported_is_a_failure(nightly):
 
     assert status == pytest.ExitCode.INTERRUPTED
     assert "repeated" not in text
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, id="one"), 2])
+@pytest.mark.parametrize(("word", "kind"), [("a", int), ("a", str)])
+@pytest.mark.parametrize("folder", ["here"], indirect=True)
+def test_a_case_is_counted_by_the_values_of_each_of_its_parameters(
+    request, number, word, kind, folder
+):
+    """One in N cases of a test that is `sampled(N)` has others of each; pytest numbers the product alone."""
+    (case_of,) = (
+        one.case_of for one in request.config.pluginmanager.get_plugins() if hasattr(one, "case_of")
+    )
+
+    assert case_of(request.node) == number + [int, str].index(kind)
+
+
+@pytest.fixture
+def folder(request):
+    return request.param
