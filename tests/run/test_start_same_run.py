@@ -328,16 +328,29 @@ def test_an_older_checkpoint_of_the_same_run_is_refused(run, clean):
         run(resume=str(clean / "out" / "checkpoints" / "ba00000003"))
 
 
-def test_a_second_process_in_the_folder_is_refused(run, clean, run_python):
+# Without metrics, for which a process imports torchmetrics.
+BARE = """
+import torch
+from eventloop import Task, Trainer
+
+trainer = Trainer(
+    Task(
+        model=lambda: torch.nn.Linear(3, 3),
+        loss=torch.nn.functional.cross_entropy,
+        train_dataloader=[(torch.ones(4, 3), torch.ones(4).long())] * 3,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    ),
+    device="cpu", run_dir="out", max_duration="1ep", autoload=False,
+)
+"""
+
+
+def test_a_second_process_in_the_folder_is_refused(clean, run_python):
     """They would write over each other."""
-    with Trainer(tiny_task(), device="cpu", run_dir=clean / "out", max_duration="1ep") as trainer:
+    exec(BARE, first := {})
+    with first["trainer"] as trainer:
         trainer.fit("1ba")
-        code = (
-            "from eventloop import Trainer\n"
-            "from eventloop_testing.case import tiny_task\n"
-            "Trainer(tiny_task(), device='cpu', run_dir='out', max_duration='1ep').fit()"
-        )
-        done = run_python(code)
+        done = run_python(f"{BARE}trainer.fit()")
 
     import platform
 

@@ -75,12 +75,29 @@ def test_a_run_that_fails_is_a_row_with_its_reason(broken):
     assert re.search(r"^failed: all, seed 0: LookupError: nothing found; .*here/all/", out, re.M)
 
 
-def test_what_runs_say_themselves_is_in_their_logs(tiny, install, start):
-    """Progress bars of several runs would garble each other."""
-    install(tiny, "nudge", NUDGE)
-    flags = ("-p", "nudge", "--nudge.by", "0.3", "--run-dir", "here", "--seeds", "1")
+UNMEASURED = """
+import torch
 
-    out, err = start(tiny, "tiny.py", *flags).communicate(timeout=300)
+from eventloop import Task
+
+task = Task(
+    model=lambda: torch.nn.Linear(3, 3),
+    loss=torch.nn.functional.cross_entropy,
+    train_dataloader=[(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))] * 3,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    settings={"max_duration": "2ep", "device": "cpu"},
+)
+"""
+
+
+def test_what_runs_say_themselves_is_in_their_logs(tiny, install, start):
+    """Progress bars of several runs would garble each other; without metrics torchmetrics isn't imported."""
+    install(tiny, "nudge", NUDGE)
+    (tiny / "bare.py").write_text(UNMEASURED)
+    flags = ("-p", "nudge", "--nudge.by", "0.3", "--run-dir", "here", "--seeds", "1",
+             "--metric", "min train/loss")  # fmt: skip
+
+    out, err = start(tiny, "bare.py", *flags).communicate(timeout=300)
 
     assert err == ""
     assert re.findall(r"^(none|nudge) +\d.*MB", out, re.M) == ["none", "nudge"]

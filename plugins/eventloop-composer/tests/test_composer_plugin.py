@@ -203,15 +203,19 @@ def test_names_work_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert "GradientClipping" in capsys.readouterr().out
 
 
-def test_importing_composer_leaves_signals_alone():
-    """Its engine takes SIGINT and SIGTERM when it is imported; a run of ours ends with a checkpoint."""
+def test_importing_composer_leaves_signals_and_operators_alone():
+    """Its engine takes SIGINT and SIGTERM, a run of ours ends with a checkpoint; two packages may mend torchvision."""
     code = """
 import signal
+import torch
+library = torch.library.Library("torchvision", "FRAGMENT")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 from eventloop_composer.importing import import_composer
 import_composer()
 import composer.core.engine
+from eventloop_composer import Trainer
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
