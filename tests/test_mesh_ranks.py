@@ -180,7 +180,7 @@ def test_ranks_that_share_samples_draw_alike_and_others_dont(tmp_path):
     assert [one[2] for one in ranks[0]] == [one[2] for one in ranks[2]]  # asked for alike
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("size", "world_size"), [(2, 4), (1, 2), pytest.param(2, 2, marks=pytest.mark.nightly),

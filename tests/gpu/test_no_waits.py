@@ -115,6 +115,7 @@ def guarded(make_run, make_images):
     return guarded
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("log_interval", ["1ba", "10ba"])
 def test_a_steady_step_waits_for_nothing(mode, log_interval, guarded):
     """In fp16 for one event alone, whether the step before was made: the documented wait."""

@@ -115,14 +115,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-tp": deep,
 }
 # Checked with every change, one of each kind: of the others their own tests run, and the contract at night.
-QUICK = {
-    "eventloop-early-stopping",
-    "eventloop-ema",
-    "eventloop-fsdp",
-    "eventloop-jsonl",
-    "eventloop-mixup",
-    "eventloop-muon",
-}
+QUICK = {"eventloop-ema", "eventloop-fsdp", "eventloop-jsonl"}
 # How many ranks those need that one process doesn't suit.
 WORLD_SIZES = {"eventloop-fsdp": 2, "eventloop-tp": 2}
 

@@ -256,7 +256,7 @@ def test_the_quick_start_prints_the_number_that_it_promises(documented, capsys, 
 
 # The plugins of the documents that are checked with every change, the others at night; and those that
 # another test has, since they need more than a tiny task.
-QUICK = ("GradientNoise", "WeightPenalty", "Seen")
+QUICK = ("GradientNoise",)
 TESTED_ELSEWHERE = {
     "Adversarial": "test_examples.py, on two ranks",
     "Warmed": "its page trains with it",

@@ -63,7 +63,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, kind):
     assert runs.differing(tmp_path / "killed", 1, 2, 3) == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_and_microbatches_train_what_one_process_does(tmp_path, kind):
     """Whole and sharded; dropout draws otherwise on each rank, and is left out."""
@@ -101,7 +101,7 @@ class Raises:
             raise EOFError
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("kind", ["kto", "stored", "lora"])
 def test_two_ranks_go_on_with_the_same_bits(tmp_path, kind, strategy):

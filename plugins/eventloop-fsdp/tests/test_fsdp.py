@@ -199,6 +199,7 @@ class Spoils:
         self.kept.append(torch.cat(weights).detach())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_fp16_skips_a_step_on_all_ranks(tmp_path, what):
     """An overflow on one of them, be it in its own shard alone, is one on all."""
@@ -320,6 +321,7 @@ class Logs:
         self.rows.append(numbers)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}])
 def test_a_rank_holds_its_share_and_a_step_waits_for_nothing(watched, options):
     """Half of parameters and momentum, also after an evaluation; numbers are those of one rank."""
@@ -585,6 +587,7 @@ def test_ranks_may_have_other_numbers_of_microbatches(tmp_path):
         assert all(map(torch.equal, traces, of_theirs))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank_of_more", [0, 1])
 def test_batches_of_other_sizes_make_other_numbers_of_microbatches(tmp_path, rank_of_more):
     """Whichever rank has more, none waits for the other for ever."""
@@ -721,6 +724,7 @@ def test_compiled_layers_are_sharded_like_others(fit):
     assert_near(actual, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("best", ["max valid/loss", None])
 def test_a_test_set_is_evaluated_with_the_best_weights(tmp_path, best):
     """They are cut into shards for it, and the run ends with its last ones; the loss falls."""

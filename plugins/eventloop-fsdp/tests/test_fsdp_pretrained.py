@@ -134,6 +134,7 @@ def test_a_run_begins_with_the_bits_of_a_file(tmp_path, file, other, num_ranks, 
         assert f"fsdp: weights of {file}" in notes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 def test_a_pretrained_model_of_several_files_is_read_by_its_index(tmp_path, kind):
     """A tied weight is in one of them, under one of its names; buffers are those of its class."""

@@ -50,6 +50,7 @@ def test_the_reward_rises(tmp_path):
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["batch", "in_rollout"])
 @pytest.mark.parametrize(
     "options",

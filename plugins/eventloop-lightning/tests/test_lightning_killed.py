@@ -56,7 +56,13 @@ def fit(folder: Path, batch: int | None, name: str) -> None:
         trainer.fit()
 
 
-@pytest.fixture(scope="module", params=KINDS)
+EVERY, *OTHERS = KINDS
+
+
+@pytest.fixture(
+    scope="module",
+    params=[EVERY, *(pytest.param(one, marks=pytest.mark.nightly) for one in OTHERS)],
+)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KilledRuns:
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
 

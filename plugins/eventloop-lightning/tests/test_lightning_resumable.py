@@ -90,6 +90,7 @@ def test_a_fit_goes_on_from_each_kind_of_file(name, whole):
     assert told(*resumed) == expected
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["plain", "accumulated", "LBFGS", "two optimizers that share a parameter"]
 )

@@ -35,7 +35,7 @@ def test_the_table_has_all_pairs():
     assert SAID.keys() == set(pairs.PAIRS)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize(("first", "second"), pairs.PAIRS, ids="-".join)
 def test_a_pair_is_correct_or_refused_with_a_reason(first, second, monkeypatch):
     """Resumed twice, and beside what only watches as without it."""

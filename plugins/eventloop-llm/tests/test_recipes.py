@@ -79,7 +79,7 @@ def chats(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", LEARNT)
 def test_a_recipe_trains_and_goes_on(name, chats, tmp_path, monkeypatch, capsys):
     """As its first line says, from the root of a clone; once more it finds nothing left to do."""

@@ -21,6 +21,7 @@ def lora(**options):
     return Lora(**{"r": 2, "target_modules": TARGETS} | options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_two_ranks_train_what_one_process_does(tmp_path, strategy, kind):
@@ -43,6 +44,7 @@ def test_two_ranks_train_what_one_process_does(tmp_path, strategy, kind):
     assert len(saved) == len(expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_ranks_go_on_with_the_same_bits(tmp_path, strategy):
     """And what they saved goes on in one process, whose base has the same digest."""
@@ -107,6 +109,7 @@ def generated(folder, *plugins):
         return model.generate(input_ids=tokens, max_new_tokens=3, pad_token_id=0).cpu()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
 def test_sharded_ranks_generate(tmp_path, task_type):
     """A model of peft calls the forward pass of the base model, not its own, which gathers."""

@@ -207,7 +207,7 @@ REMAINS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("remains", REMAINS.values(), ids=REMAINS)
 def test_a_plugin_whose_metadata_is_gone_is_a_problem(run, info, only, remains):
     """An installation that was interrupted leaves this; nobody could say which version trained."""
@@ -512,6 +512,7 @@ FILES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("target", "code", "part"), FILES.values(), ids=FILES)
 def test_an_entry_point_to_what_has_no_hooks_is_a_problem(
     run, install, clean, only, target, code, part

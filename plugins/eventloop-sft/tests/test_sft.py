@@ -69,7 +69,7 @@ def _untimed(line):
     return json.dumps({name: one for name, one in found.items() if name not in ("run", "seconds")})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_what_one_process_does(tmp_path, kind):
     """Whole and sharded: each label counts once, whoever has it."""

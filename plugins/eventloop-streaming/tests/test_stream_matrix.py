@@ -59,7 +59,7 @@ def require_exact_refused_or_said(name, points, num_ranks):
         assert (found["lost"], found["repeated"], found["other order"]) == (0, 0, 0)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", INSTALLED)
 def test_no_sample_is_lost_in_silence(name, num_ranks):

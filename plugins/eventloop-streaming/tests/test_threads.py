@@ -91,6 +91,7 @@ class Seen:
         self.batches.append(torch.cat(state.batch, 1).clone())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("data", [Noisy, lambda: Subset(Noisy(), [*range(3, 29)])])
 @pytest.mark.parametrize("collate_fn", [None, collate])
 def test_samples_are_those_of_one_process(tmp_path, data, collate_fn):

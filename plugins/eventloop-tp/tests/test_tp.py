@@ -33,6 +33,7 @@ def plain():
     return make_task(lambda: nn.Sequential(nn.Embedding(128, 4), nn.Linear(4, 128)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "task", "settings", "words"),
     [
@@ -174,6 +175,7 @@ def fit_llama(folder, options=None, tied=False):
         return whole, dict(trainer.state.eval_metrics), notes
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("loss_parallel", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_llama_is_divided_by_its_own_plan(tmp_path, tied, loss_parallel):
@@ -216,6 +218,7 @@ def broken(folder, sharded):
         return str(error)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_one_flipped_bit_of_a_weight_is_found(tmp_path, sharded):
     """In what all ranks hold, and in a shard that two of four hold."""

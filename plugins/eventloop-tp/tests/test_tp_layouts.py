@@ -17,8 +17,13 @@ CASES = [
     for optimizer in ("adamw", "muon")
     for microbatches in (None, 3)
 ]
-# Which goes on in which: each has a turn as the first and as the second.
-PAIRS = [(one, other) for one in (*LAYOUTS, "one") for other in (*LAYOUTS, "one")]
+# Which goes on in which; at every change one in other shards, and one in a single process.
+QUICK = (("fsdp", "tp 2 x dp 2"), ("tp 2 x dp 2", "one"))
+PAIRS = [
+    pytest.param(one, other, marks=[] if (one, other) in QUICK else pytest.mark.nightly)
+    for one in (*LAYOUTS, "one")
+    for other in (*LAYOUTS, "one")
+]
 
 
 def on_a_rank(folder, layout, **given):
@@ -41,7 +46,7 @@ def assert_near(actual, expected):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-12)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("layout", "optimizer", "microbatches"), CASES)
 def test_each_layout_trains_what_one_process_trains(tmp_path, layout, optimizer, microbatches):
     """20 steps with dropout, clipping and a cosine over tokens: weights, counts and rates."""
@@ -59,7 +64,6 @@ def test_each_layout_trains_what_one_process_trains(tmp_path, layout, optimizer,
     assert layout == "ddp" or all(own < 0.6 * num for own, _ in held)
 
 
-@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_each_layout_goes_on_from_a_checkpoint_of_any_other(tmp_path, first, second):
     """What a checkpoint holds doesn't depend on who saved it."""
@@ -73,11 +77,16 @@ def test_each_layout_goes_on_from_a_checkpoint_of_any_other(tmp_path, first, sec
 
 
 @pytest.mark.parametrize(
-    "layout", ["tp 2 x fsdp 2", pytest.param("sequence 4", marks=pytest.mark.nightly)]
+    ("layout", "optimizer"),
+    [
+        ("tp 2 x dp 2", "adamw"),
+        pytest.param("tp 2 x fsdp 2", "muon", marks=pytest.mark.nightly),
+        pytest.param("sequence 4", "muon", marks=pytest.mark.nightly),
+    ],
 )
-def test_a_layout_that_goes_on_is_one_run_to_the_bit(tmp_path, layout):
+def test_a_layout_that_goes_on_is_one_run_to_the_bit(tmp_path, layout, optimizer):
     """Also the states of the optimizer, and what a rank alone knows."""
-    given = {"optimizer": "muon", "checkpoint_interval": "7ba"}
+    given = {"optimizer": optimizer, "checkpoint_interval": "7ba"}
     (expected, counts, _), _ = in_layout(tmp_path / "whole", layout, **given)
     in_layout(tmp_path / "half", layout, until="7ba", **given)
     shutil.copytree(tmp_path / "half", tmp_path / "moved")

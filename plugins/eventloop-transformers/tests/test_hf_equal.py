@@ -17,7 +17,7 @@ from transformers.utils import logging
 import eventloop_transformers
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", CASES)
 def test_it_trains_as_theirs(tmp_path, monkeypatch, name):
     """Weights, optimizer, history, files, the next random numbers; each callback with what it sees."""
@@ -50,6 +50,7 @@ def test_it_resumes_from_a_checkpoint_of_transformers_as_theirs(
     assert differing(*results) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("resume", [None, True], ids=str)
 def test_it_logs_the_lines_of_theirs(tmp_path, monkeypatch, resume):
     """How much is trained, from where on, and that it is over, at the level that `log_level` asks for."""
@@ -92,6 +93,7 @@ def test_a_loss_that_broadcasts_trains_as_theirs(tmp_path):
     assert differing(*results) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [transformers.Trainer, eventloop_transformers.Trainer])
 @pytest.mark.parametrize("action", ["ignore", "default", "error"])
 def test_filters_of_the_users_hold_where_a_loss_broadcasts(tmp_path, kind, action):

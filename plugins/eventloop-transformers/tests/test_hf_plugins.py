@@ -38,6 +38,7 @@ def losses(result: dict[str, Any], name: str) -> list[float]:
     return [row[name] for row in result["history"] if name in row]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "average", [Ema(half_life="3ba"), Swa(start="2ba", interval="2ba")], ids=["ema", "swa"]
 )
@@ -70,6 +71,7 @@ def test_after_training_the_average_is_evaluated_and_exported(tmp_path):
     assert averaged == last == alone.evaluate()["eval_loss"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_sam_takes_its_second_gradient_by_the_trainers_step(tmp_path, accumulated):
     """With rho near 0 it is the first one, so that the training is the plain one's."""
@@ -106,6 +108,7 @@ REASONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugin", REASONS)
 def test_a_plugin_without_a_place_says_so(tmp_path, plugin, installed):
     """Forward pass and loss are in `training_step`; model, optimizer and data are there already."""
