@@ -14,8 +14,9 @@ ENDLESS = r"""
 import os
 from pathlib import Path
 
-from eventloop import hookimpl
-from tiny import task as tiny_task
+import torch
+
+from eventloop import Task, hookimpl
 
 
 class Saves:
@@ -34,10 +35,14 @@ class Saves:
 
 
 def task():
-    made = tiny_task()
-    made.algorithms = [Saves()]
-    made.settings |= {"max_duration": "10000000ba", "eval_interval": "10000000ba"}
-    return made
+    return Task(  # without metrics, for which each process would import torchmetrics
+        model=lambda: torch.nn.Linear(3, 3),
+        loss=torch.nn.functional.cross_entropy,
+        train_dataloader=[(torch.ones(4, 3), torch.ones(4).long())] * 4,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=[Saves()],
+        settings={"max_duration": "10000000ba", "device": "cpu"},
+    )
 """
 
 
@@ -143,9 +148,8 @@ def test_a_checkpoint_is_saved_once_and_training_goes_on(start):
 @pytest.mark.parametrize("options", [[], ["--nproc", "2"]], ids=["one process", "two ranks"])
 def test_sigterm_ends_the_start_at_once(start, options, tiny):
     """Nothing has been trained, so that there is nothing to save."""
-    code = (tiny / "tiny.py").read_text()
-    (tiny / "tiny.py").write_text(
-        f"{code}\nprint('starts', flush=True)\nimport time; time.sleep(60)\n"
+    (tiny / "endless.py").write_text(
+        f"{ENDLESS}\nprint('starts', flush=True)\nimport time; time.sleep(60)\n"
     )
     running = start(*options)
     running.read_until("starts")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,18 +45,46 @@ def test_somebody_reads(make_trainer, no_device_reads):
 
 
 @pytest.fixture
-def run_pytest(tmp_path, monkeypatch):
-    """Runs pytest in a project of its own, with the plugin; gives what it wrote."""
+def project(tmp_path, monkeypatch):
+    """The working directory: an empty project, in whose environment is a setting for runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(SOURCES), prepend=":")
     monkeypatch.setenv("EVENTLOOP_SEED", "5")
+    return tmp_path
+
+
+@pytest.fixture
+def run_pytest(project):
+    """Runs pytest in a project of its own, with the plugin; gives what it wrote.
+
+    In a fork, which has torch and what the fixtures need already.
+    """
+    importlib.import_module("eventloop_testing.case")
 
     def run_pytest(tests: str, *options: str) -> str:
-        (tmp_path / "test_it.py").write_text(tests)
-        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-q", *options]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        (project / "test_it.py").write_text(tests)
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            _run_and_exit(["-p", PLUGIN, "-p", "no:cacheprovider", "-q", *options])
+        os.waitpid(pid, 0)
+        return (project / "out.txt").read_text()
 
     return run_pytest
+
+
+def _run_and_exit(arguments):
+    """Ends a fork; what the pytest around it would do is its parent's to do."""
+    try:
+        gc.freeze()
+        sys.stdout = sys.__stdout__ = os.fdopen(os.open("out.txt", os.O_CREAT | os.O_WRONLY), "w")
+        os.dup2(sys.stdout.fileno(), 1)
+        for name in [one for one in os.environ if one.startswith("PYTEST_")]:
+            del os.environ[name]
+        pytest.main(arguments)
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
 
 
 def test_the_fixtures_work(run_pytest):
@@ -65,11 +96,15 @@ def test_the_fixtures_work(run_pytest):
     assert "reads (Trainer(callbacks=...)), batch_end: read from the device with item()" in out
 
 
-def test_torch_is_not_imported_where_nobody_needs_it(run_pytest):
+def test_torch_is_not_imported_where_nobody_needs_it(project):
     """Every pytest run of the environment loads this plugin."""
-    out = run_pytest("import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n")
+    tests = "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n"
+    (project / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-q"]
 
-    assert "1 passed" in out
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert "1 passed" in ran.stdout
 
 
 DEVICES = """
