@@ -51,7 +51,7 @@ MUTANTS = {
         "checkpoint/test_left_out.py",
     ),
     "a run goes on with another teacher": Mutant(
-        "run/start.py", 'now, "companions")', 'now, "absent")', "test_state_companion.py"
+        "run/resume.py", 'now, "companions")', 'now, "absent")', "test_state_companion.py"
     ),
     "the order of weights doesn't matter to a digest": Mutant(
         "training/weight_digest.py",
@@ -201,7 +201,7 @@ MUTANTS = {
         "data/test_feed_uneven.py",
     ),
     "a resumed run draws other random numbers": Mutant(
-        "run/start.py", "capture.generators.go_on)", "lambda state: None)", "run/test_start.py"
+        "run/resume.py", "capture.generators.go_on)", "lambda state: None)", "run/test_resume.py"
     ),
     "gradients are clipped by value before their norm": Mutant(
         "training/default_actions.py",

@@ -28,7 +28,7 @@ from .hook_markers import (
 )
 from .modes import fit as fit
 from .run.result import Result as Result
-from .run.start import Allowed as Allowed
+from .run.resume import Allowed as Allowed
 from .signals import is_interruption as is_interruption
 from .state import State as State
 from .task import Task as Task

@@ -31,7 +31,7 @@ from eventloop.plugin.lock_digests import first_runs
 from eventloop.run.checks import check_trainable, warn_of_zero_rates
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table
-from eventloop.run.start import NOTHING, Allowed
+from eventloop.run.resume import NOTHING, Allowed
 from eventloop.signals import Signals
 from eventloop.state import State
 from eventloop.text import allowing, as_set

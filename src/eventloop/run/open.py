@@ -32,9 +32,9 @@ from eventloop.run.checks import (
     check_optimizers,
     require_usable,
 )
+from eventloop.run.resume import NOTHING, Allowed, find_start
 from eventloop.run.run_manifest import parameters_of
 from eventloop.run.runtime import Run
-from eventloop.run.start import NOTHING, Allowed, find_start
 from eventloop.task import Task
 from eventloop.training.compiling import require_layers
 

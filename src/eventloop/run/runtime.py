@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.assembly import Assembly
     from eventloop.run.open import Request, TaskDefaults
-    from eventloop.run.start import Start
+    from eventloop.run.resume import Start
     from eventloop.training.precision import Precision
 
 
