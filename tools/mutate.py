@@ -180,10 +180,10 @@ MUTANTS = {
         "training/bad_loss.py", "AT_A_TIME = 10", "AT_A_TIME = 11", "training/test_bad_loss.py"
     ),
     "algorithms of a run in progress stay out of it": Mutant(
-        "config/choice.py",
+        "config/plugin_flags.py",
         "name in self.begun_with:",
         "name not in self.begun_with:",
-        "config/test_choice.py",
+        "config/test_plugin_flags.py",
     ),
     "no evaluation at the end of a fit": Mutant(
         "training/bookkeeping.py",

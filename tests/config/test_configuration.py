@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from eventloop.clock import Time
-from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Value
+from eventloop.config.plugin_flags import Choice
 from eventloop.errors import SettingError, raise_all
 
 PYPROJECT = """

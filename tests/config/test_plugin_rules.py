@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
+from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from eventloop import PluginError, hookimpl, hookspec
-from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Value
+from eventloop.config.plugin_flags import Choice
 from eventloop.config.plugin_rules import Rules
 from eventloop.errors import notes_of
 from eventloop.plugin.assembly import arrange

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from eventloop.config.choice import Choice
+from eventloop.config.plugin_flags import Choice
 from eventloop.plugin.load import load
 from eventloop.plugin.metadata import discover
 from eventloop.plugin.select import select

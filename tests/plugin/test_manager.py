@@ -15,8 +15,8 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from eventloop import Trainer, TrainerBuilder, hookimpl
-from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
+from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError
 from eventloop.plugin.manager import assemble, handed_over
 from eventloop.plugin.records import Found

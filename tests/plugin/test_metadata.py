@@ -11,7 +11,7 @@ import sys
 import importlib_metadata
 import pytest
 
-from eventloop.config.choice import Choice
+from eventloop.config.plugin_flags import Choice
 from eventloop.plugin.metadata import discover
 from eventloop.plugin.select import select
 

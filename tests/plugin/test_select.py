@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Choice, Reason
+from eventloop.config.plugin_flags import Choice, Reason
 from eventloop.errors import PluginError, UsageError, raise_all
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventloop import __version__
-from eventloop.config.choice import Choice
+from eventloop.config.plugin_flags import Choice
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import PluginError, raise_all
 from eventloop.plugin.metadata import discover

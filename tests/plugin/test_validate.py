@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from eventloop import hookimpl
-from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
+from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.manager import assemble

@@ -91,7 +91,7 @@ def test_a_newly_installed_algorithm_stays_out(run, install, clean):
 
 def test_an_algorithm_that_was_off_stays_off(run, install, clean):
     """Whatever switched it off then needn't be said again."""
-    from eventloop.config.choice import Choice
+    from eventloop.config.plugin_flags import Choice
     from eventloop.config.configuration import Configuration
 
     install("doubles", DOUBLES)

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from eventloop.cli import main
-from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
+from eventloop.config.plugin_flags import Choice
 from eventloop.plugin.candidates import dry_assemble
 
 HEAD = "from eventloop import hookimpl\n"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.config.choice import Choice
 from eventloop.config.options import Option, flag
+from eventloop.config.plugin_flags import Choice
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.text import install, published, shell

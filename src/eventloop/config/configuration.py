@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventloop.config.choice import Choice, Local, Reason
 from eventloop.config.layers import (
     SITE_VARIABLE,
     Kind,
@@ -23,6 +22,7 @@ from eventloop.config.layers import (
     yaml_layer,
 )
 from eventloop.config.options import Value, typed
+from eventloop.config.plugin_flags import Choice, Local, Reason
 from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest, raise_all

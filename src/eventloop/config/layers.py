@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from eventloop.config.choice import Local, is_local
 from eventloop.config.options import Value, flag
+from eventloop.config.plugin_flags import Local, is_local
 from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import SettingError, closest

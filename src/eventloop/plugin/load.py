@@ -19,7 +19,7 @@ from typing import Any
 
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Local
+from eventloop.config.plugin_flags import Local
 from eventloop.errors import PluginError, UsageError, closest, text_of
 from eventloop.naming import kebab
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Candidate, Found

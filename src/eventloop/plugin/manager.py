@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Reason
+from eventloop.config.plugin_flags import Reason
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.naming import fold, kebab
 from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy

@@ -22,7 +22,7 @@ from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
 from eventloop.text import pip
 
 if TYPE_CHECKING:
-    from eventloop.config.choice import Local
+    from eventloop.config.plugin_flags import Local
     from eventloop.plugin.records import Candidate
 
 # Neither goes back and forth in a long line: what follows is taken apart without a pattern.

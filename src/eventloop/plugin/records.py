@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Cause, Local
+from eventloop.config.plugin_flags import Cause, Local
 from eventloop.errors import EventloopError, PluginError, Wording
 from eventloop.plugin.facts import PluginFacts, facts_of
 from eventloop.text import switch_off

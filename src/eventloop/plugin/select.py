@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from eventloop import __version__
-from eventloop.config.choice import Choice, Reason
+from eventloop.config.plugin_flags import Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.naming import fold, is_in_range

@@ -15,7 +15,7 @@ from eventloop.checkpoint.schema import loading, require_valid
 from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, unusable
 from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
 from eventloop.clock import Time
-from eventloop.config.choice import Reason
+from eventloop.config.plugin_flags import Reason
 from eventloop.errors import CheckpointError, ResumeError, as_first
 from eventloop.mesh import Layout
 from eventloop.naming import fold

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from eventloop.config.choice import Choice
+from eventloop.config.plugin_flags import Choice
 from eventloop.plugin.records import Found
 
 
