@@ -12,7 +12,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "checkpoint.leftovers": "is_replaced",
             "checkpoint.run_lock": "RunLock",
             "checkpoint.saved_tensors": "SavedTensor",
-            "checkpoint.storage": "best_among checkpoints_at require_checkpoints why_none",
+            "checkpoint.locations": "best_among checkpoints_at require_checkpoints why_none",
             "checkpoint.store": "FoundCheckpoint look_at",
             "checkpoint.verifying": "damages",
             "cli.arguments": "Arguments Command CommandOption command_help read_arguments refuse_flags",

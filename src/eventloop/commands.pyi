@@ -15,7 +15,7 @@ from .checkpoint.run_lock import (
 from .checkpoint.saved_tensors import (
     SavedTensor as SavedTensor,
 )
-from .checkpoint.storage import (
+from .checkpoint.locations import (
     best_among as best_among,
     checkpoints_at as checkpoints_at,
     require_checkpoints as require_checkpoints,

@@ -13,7 +13,7 @@ import torch._dynamo  # DDP wants it, and each rank, a fork, would take seconds 
 from torch import nn
 
 from eventloop import Allowed, hookimpl
-from eventloop.checkpoint.storage import checkpoint_at
+from eventloop.checkpoint.locations import checkpoint_at
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError, NonFiniteError, ResumeError
 from eventloop_testing import isolated_trainer, run_ranks, tiny_task

@@ -91,8 +91,8 @@ def test_a_newly_installed_algorithm_stays_out(run, install, clean):
 
 def test_an_algorithm_that_was_off_stays_off(run, install, clean):
     """Whatever switched it off then needn't be said again."""
-    from eventloop.config.plugin_flags import Choice
     from eventloop.config.configuration import Configuration
+    from eventloop.config.plugin_flags import Choice
 
     install("doubles", DOUBLES)
     values = {"device": "cpu", "run_dir": clean / "out", "checkpoint_interval": "1ba"}

@@ -41,7 +41,7 @@ from eventloop.training.weight_watch import are_finite, trained_names
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.storage import Storage
+    from eventloop.checkpoint.locations import Storage
     from eventloop.config.settings import Settings
     from eventloop.distributed.checkpoint_crew import Crew
     from eventloop.distributed.processes import Processes

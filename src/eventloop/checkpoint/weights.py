@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventloop.checkpoint.locations import FOLDER, checkpoint_at
 from eventloop.checkpoint.manifest import FILE, LEFT_OUT
 from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
-from eventloop.checkpoint.storage import FOLDER, checkpoint_at
 from eventloop.checkpoint.tensors import MAX_ITEMS, NewTensors, read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]
 
+from eventloop.checkpoint.locations import FOLDER
 from eventloop.checkpoint.saver import interval_of
-from eventloop.checkpoint.storage import FOLDER
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
 from eventloop.cli.fit_options import OPTIONS, Modes, from_package

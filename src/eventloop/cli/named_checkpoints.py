@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import filesize
 
-from eventloop.checkpoint.storage import (
+from eventloop.checkpoint.locations import (
     FOLDER,
     best_among,
     checkpoint_at,
@@ -27,7 +27,7 @@ from eventloop.text import one_line
 from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.storage import UrlCheckpoints
+    from eventloop.checkpoint.locations import UrlCheckpoints
     from eventloop.checkpoint.store import FoundCheckpoint
 
 size_text = filesize.decimal

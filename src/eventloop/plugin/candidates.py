@@ -26,8 +26,8 @@ from eventloop.signals import Interrupted, named_interrupts
 from eventloop.text import switch_off
 
 if TYPE_CHECKING:
-    from eventloop.config.plugin_flags import Choice
     from eventloop.config.configuration import Configuration
+    from eventloop.config.plugin_flags import Choice
     from eventloop.config.plugin_rules import Rules
     from eventloop.plugin.metadata import Installed
 

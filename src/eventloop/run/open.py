@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from eventloop.checkpoint.capture import described
-from eventloop.checkpoint.storage import storage_of
+from eventloop.checkpoint.locations import storage_of
 from eventloop.data.combine import first_batch
 from eventloop.data.iterables import restored_loader_state
 from eventloop.distributed.consistency import require_same_run

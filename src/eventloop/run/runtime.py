@@ -11,9 +11,9 @@ import torch
 
 from eventloop.checkpoint.best import BestWeights
 from eventloop.checkpoint.capture import Capture
+from eventloop.checkpoint.locations import local_copy
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
-from eventloop.checkpoint.storage import local_copy
 from eventloop.data.batches import mover_to
 from eventloop.data.token_weights import may_weigh_tokens
 from eventloop.devices import choose_device, kind_of
@@ -40,7 +40,7 @@ from eventloop.training.process_settings import (
 from eventloop.training.target_shapes import shapes_must_match
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.storage import Storage
+    from eventloop.checkpoint.locations import Storage
     from eventloop.config.configuration import Configuration
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes

@@ -10,10 +10,10 @@ Attributes:
 """
 
 from eventloop.checkpoint.leftovers import newest_after, surplus
+from eventloop.checkpoint.locations import UrlCheckpoints, UrlStorage
 from eventloop.checkpoint.manifest import FILE as MANIFEST
 from eventloop.checkpoint.manifest import Manifest, parse_manifest, read_manifest
 from eventloop.checkpoint.run_lock import Lock, RunLock
-from eventloop.checkpoint.storage import UrlCheckpoints, UrlStorage
 from eventloop.checkpoint.store import FoundCheckpoint, Store
 from eventloop.checkpoint.verifying import (
     batch_in,

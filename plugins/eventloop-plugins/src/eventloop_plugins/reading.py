@@ -121,7 +121,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
 
 def _import(found: Found) -> None:
     if found.role == "storage":
-        from eventloop.checkpoint.storage import imported_storage  # with torch
+        from eventloop.checkpoint.locations import imported_storage  # with torch
 
         imported_storage(found)
     else:

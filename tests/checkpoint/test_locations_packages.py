@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from eventloop.checkpoint.storage import storage_for
+from eventloop.checkpoint.locations import storage_for
 from eventloop.cli import main
 from eventloop.errors import PluginError, UsageError
 from eventloop.plugin import metadata
