@@ -13,8 +13,8 @@ import torch
 
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.format import Draft, read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.safetensors_files import dtypes
 from eventloop.checkpoint.store import Store
-from eventloop.checkpoint.tensors import dtypes
 from eventloop.checkpoint.verifying import name_of
 from eventloop.training.tensor_slices import TensorSlice
 

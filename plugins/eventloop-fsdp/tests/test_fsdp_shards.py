@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Allowed, CheckpointError, Task
-from eventloop.checkpoint import tensors
+from eventloop.checkpoint import safetensors_files
 from eventloop.checkpoint.format import read_checkpoint, verify
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.store import Store
@@ -293,7 +293,7 @@ def test_old_shards_make_room_for_new_ones(tmp_path):
 @pytest.fixture
 def overlapping(monkeypatch):
     """Lets rank 1 say of its rows of a weight that they begin with the last one of rank 0."""
-    places_of = tensors._places_of
+    places_of = safetensors_files._places_of
 
     def wrong(slices):
         if os.environ.get("RANK") == "1":
@@ -305,7 +305,7 @@ def overlapping(monkeypatch):
             }
         return places_of(slices)
 
-    monkeypatch.setattr(tensors, "_places_of", wrong)
+    monkeypatch.setattr(safetensors_files, "_places_of", wrong)
 
 
 def resumed(folder):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eventloop.checkpoint import tensors as tensor_file
+from eventloop.checkpoint import safetensors_files as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, Tensors, flatten, is_plain
 from eventloop.checkpoint.manifest import (
     FILE,

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import tensors as tensor_file
+from eventloop.checkpoint import safetensors_files as tensor_file
 from eventloop.checkpoint.encoding import map_leaves
-from eventloop.checkpoint.tensors import Box, TensorEntry, bytes_of, dtypes, read_header
+from eventloop.checkpoint.safetensors_files import Box, TensorEntry, bytes_of, dtypes, read_header
 from eventloop.checkpoint.verifying import (
     Slices,
     about,

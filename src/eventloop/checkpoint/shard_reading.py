@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventloop.checkpoint.safetensors_files import Box
 from eventloop.checkpoint.saved_tensors import SavedTensor
-from eventloop.checkpoint.tensors import Box
 from eventloop.training.sharded_tensors import shape_and_offsets, sharded
 from eventloop.training.tensor_slices import TensorSlice
 

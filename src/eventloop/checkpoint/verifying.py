@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventloop.checkpoint import tensors as tensor_file
+from eventloop.checkpoint import safetensors_files as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
-from eventloop.checkpoint.tensors import Box, TensorEntry
+from eventloop.checkpoint.safetensors_files import Box, TensorEntry
 from eventloop.errors import CheckpointError, TaskError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError

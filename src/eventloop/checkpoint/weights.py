@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.checkpoint.locations import FOLDER, checkpoint_at
 from eventloop.checkpoint.manifest import FILE, LEFT_OUT
+from eventloop.checkpoint.safetensors_files import MAX_ITEMS, NewTensors, read_header
 from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
-from eventloop.checkpoint.tensors import MAX_ITEMS, NewTensors, read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
     opened,

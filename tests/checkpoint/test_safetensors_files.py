@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from eventloop.checkpoint import tensors as tensor_file
+from eventloop.checkpoint import safetensors_files as tensor_file
 from eventloop.errors import CheckpointError
 from eventloop.files.disk import CorruptFileError, NewFile, OldFile
 
