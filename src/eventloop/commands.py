@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         module: names.split()
         for module, names in {
             "checkpoint.format": "Checkpoint read_checkpoint verify_part",
-            "checkpoint.leftovers": "is_replaced",
+            "checkpoint.cleanup": "is_replaced",
             "checkpoint.run_lock": "RunLock",
             "checkpoint.saved_tensors": "SavedTensor",
             "checkpoint.locations": "best_among checkpoints_at require_checkpoints why_none",

@@ -6,7 +6,7 @@ from .checkpoint.format import (
     read_checkpoint as read_checkpoint,
     verify_part as verify_part,
 )
-from .checkpoint.leftovers import (
+from .checkpoint.cleanup import (
     is_replaced as is_replaced,
 )
 from .checkpoint.run_lock import (

@@ -11,9 +11,9 @@ import time
 import pytest
 import torch
 
-from eventloop.checkpoint import leftovers
+from eventloop.checkpoint import cleanup
+from eventloop.checkpoint.cleanup import ALIVE_S, new_id
 from eventloop.checkpoint.format import read_checkpoint, verify
-from eventloop.checkpoint.leftovers import ALIVE_S, new_id
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
@@ -40,7 +40,7 @@ def damage(path):
 
 def place(name):
     """Returns what an ID says of a place: this machine and boot, or another."""
-    return {"here": leftovers.this_place(), "elsewhere": "0" * 8}[name]
+    return {"here": cleanup.this_place(), "elsewhere": "0" * 8}[name]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from eventloop.checkpoint import leftovers
+from eventloop.checkpoint import cleanup
 from eventloop.storage import Url
 from eventloop_remote import RemoteCheckpoints
 from eventloop_remote.folder import Folder
@@ -83,7 +83,7 @@ class Bucket:
     def revive(self) -> None:
         """Lets another process begin."""
         self.fail = lambda name, path: None
-        leftovers._ours.clear()
+        cleanup._ours.clear()
 
     def objects(self, url: str) -> Objects:
         return Objects(Url(url), pause=self.pauses_s.append)

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import SETTING, Best
 from eventloop.checkpoint.capture import Snapshot
-from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
+from eventloop.checkpoint.cleanup import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.weights import FoundWeights, weights_and_states
 from eventloop.clock import Time

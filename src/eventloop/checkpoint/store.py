@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from eventloop.checkpoint.leftovers import (
+from eventloop.checkpoint.cleanup import (
     REPLACED,
     UNDER_WAY,
     is_leftover,

@@ -9,7 +9,7 @@ Attributes:
     MAX_MANIFEST_BYTES: The largest size of a manifest.
 """
 
-from eventloop.checkpoint.leftovers import newest_after, surplus
+from eventloop.checkpoint.cleanup import newest_after, surplus
 from eventloop.checkpoint.locations import UrlCheckpoints, UrlStorage
 from eventloop.checkpoint.manifest import FILE as MANIFEST
 from eventloop.checkpoint.manifest import Manifest, parse_manifest, read_manifest
