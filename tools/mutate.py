@@ -39,16 +39,16 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "adapters are loaded into another model": Mutant(
-        "checkpoint/left_out.py",
+        "checkpoint/left_out_weights.py",
         "if merged(found) != digest:",
         "if not found:",
-        "checkpoint/test_left_out.py",
+        "checkpoint/test_left_out_weights.py",
     ),
     "a weight that changes is left out": Mutant(
-        "checkpoint/left_out.py",
+        "checkpoint/left_out_weights.py",
         "if before.setdefault(name, digest) != digest:",
         "if not before.setdefault(name, digest):",
-        "checkpoint/test_left_out.py",
+        "checkpoint/test_left_out_weights.py",
     ),
     "a run goes on with another teacher": Mutant(
         "run/resume.py", 'now, "companions")', 'now, "absent")', "test_state_companion.py"

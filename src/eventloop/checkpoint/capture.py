@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense, map_leaves
-from eventloop.checkpoint.left_out import require_same_rest, selected
+from eventloop.checkpoint.left_out_weights import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.shard_reading import shards_like
