@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.clock import FIELDS, UNITS, Clock, Time
 from eventloop.errors import SettingError, TaskError, closest
-from eventloop.task.values import usable_scheduler
+from eventloop.task.value_checks import usable_scheduler
 from eventloop.text import switch_off
 
 if TYPE_CHECKING:

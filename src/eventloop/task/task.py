@@ -19,7 +19,7 @@ from eventloop.errors import TaskError, a, closest
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
-from eventloop.task.values import argument_meant, check_values, named_optimizers
+from eventloop.task.value_checks import argument_meant, check_values, named_optimizers
 from eventloop.training.default_actions import keys_of
 from eventloop.training.target_shapes import watched_once
 from eventloop.vocabulary import names_unknown

@@ -80,7 +80,7 @@ def returns_nothing(outputs, targets):
     [
         (
             {"loss": returns_nothing},
-            r"loss returned None\n  function  returns_nothing, .*values.py:",
+            r"loss returned None\n  function  returns_nothing, .*value_checks.py:",
         ),
         (
             {"loss": lambda o, t: cross_entropy(o, t).item()},
