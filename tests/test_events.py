@@ -9,7 +9,7 @@ import pytest
 from eventloop import actions, events
 from eventloop.errors import TaskError
 from eventloop.events import EVENTS
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 LINES = {
     "event": ["Fires", "State", "May", "Must not"],

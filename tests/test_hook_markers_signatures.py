@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eventloop.actions import Actions
 from eventloop.events import Events
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 FILE = Path(__file__).with_name("hook_signatures.txt")
 

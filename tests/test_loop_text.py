@@ -14,7 +14,7 @@ import pytest
 from eventloop import loop
 from eventloop.data.feed import Feeds
 from eventloop.loop import Loop
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "design.md"
 # Told of at any time; and what a fit that failed in mid-batch left is dropped before the first line.

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
 from eventloop.errors import TaskError
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 # What has to do with checkpoints, second models and texts, of which these runs have none.
 NOT_ASKED = {"before_load", "restore_optimizers", "capture_optimizers", "checkpoint_saved",

@@ -10,7 +10,7 @@ from torch import nn
 from eventloop import SettingError, Settings, State, Task, Trainer, hookimpl, vocabulary
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 
 @pytest.mark.parametrize(("word", "value"), vocabulary.SETTINGS.items())

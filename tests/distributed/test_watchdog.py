@@ -22,7 +22,7 @@ from pathlib import Path
 
 from eventloop import hookimpl
 from eventloop.events import EVENTS
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop_testing import tiny_task
 
 KINDS = {"Exception": Exception, "KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit}

@@ -14,7 +14,7 @@ from eventloop.checkpoint.capture import Captured
 from eventloop.config.settings import Settings
 from eventloop.distributed.processes import Processes
 from eventloop.hook_markers import hookimpl
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.plans import ActivePlugins, Plan, freeze
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin

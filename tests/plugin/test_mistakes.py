@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.mistakes import keeps_state, mistakes
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from eventloop import hookimpl
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.observe import Around, observe, with_context
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.plans import freeze

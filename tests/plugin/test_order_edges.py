@@ -9,7 +9,7 @@ import pytest
 
 from eventloop.errors import PluginError
 from eventloop.hook_markers import Edge
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.validate import implementations
 

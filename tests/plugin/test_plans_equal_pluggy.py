@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from eventloop.errors import PluginError
 from eventloop.hook_markers import Hook
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.observe import Around, observe, with_context
 from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.plans import Plan, freeze

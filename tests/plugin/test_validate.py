@@ -11,7 +11,7 @@ from eventloop import hookimpl
 from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations

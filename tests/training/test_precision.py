@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from eventloop.errors import SettingError
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.training.grad_scaling import Unscaled
 from eventloop.training.precision import choose_precision
 

@@ -14,7 +14,7 @@ import torch
 
 from eventloop import PluginError, hookimpl
 from eventloop.events import EVENTS
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop_ablate.paired import paired_difference
 from eventloop_ablate.variants import read_variants
 from eventloop_testing.case import isolated_trainer

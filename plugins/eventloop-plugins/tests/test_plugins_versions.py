@@ -9,7 +9,7 @@ import pytest
 from eventloop import hookspec
 from eventloop.hook_markers import declared_hooks
 from eventloop.plugin import static_check
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 CODE = """
 from eventloop import hookimpl

@@ -27,7 +27,7 @@ from eventloop.errors import (
     text_of,
 )
 from eventloop.naming import json_value
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.load import spec_of_file
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations

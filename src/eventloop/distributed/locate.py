@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 
 from eventloop.plugin.blame import implementations_of
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 _PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)

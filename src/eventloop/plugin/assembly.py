@@ -12,7 +12,7 @@ from eventloop.config.plugin_rules import Rules
 from eventloop.errors import EventloopError, PluginError, closest
 from eventloop.hook_markers import PROJECT
 from eventloop.naming import fold
-from eventloop.plugin.declared import HookTable, hooks_of
+from eventloop.plugin.declared_hooks import HookTable, hooks_of
 from eventloop.plugin.mistakes import relation_problems
 from eventloop.plugin.name_problems import clashing_names
 from eventloop.plugin.order import (

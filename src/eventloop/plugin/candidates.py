@@ -14,7 +14,7 @@ from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.load import load
 from eventloop.plugin.metadata import discover, shadowed
 from eventloop.plugin.mistakes import without_hooks

@@ -21,7 +21,7 @@ from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.blame import blame, enter, misfit, returned_nothing
 from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
-from eventloop.plugin.declared import HOOKS, checked
+from eventloop.plugin.declared_hooks import HOOKS, checked
 from eventloop.plugin.observe import Around, Observer, observe
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.state import CALLABLE

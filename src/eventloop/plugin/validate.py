@@ -12,7 +12,7 @@ import pluggy
 from eventloop.errors import PluginError, a, closest
 from eventloop.hook_markers import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
-from eventloop.plugin.declared import HookTable
+from eventloop.plugin.declared_hooks import HookTable
 from eventloop.plugin.mistakes import method_of, mistakes, never_called
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin

@@ -18,7 +18,7 @@ from eventloop.distributed.join import join_processes
 from eventloop.errors import SettingError, a
 from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.facts import facts_of
 from eventloop.plugin.manager import assemble, unsuitable_reasons, without
 from eventloop.plugin.records import Plugin

@@ -10,7 +10,7 @@ from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.configuration import Configuration
 from eventloop.plugin import static_check
 from eventloop.plugin.candidates import dry_assemble
-from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.declared_hooks import HOOKS
 
 GOING = DeprecationWarning("ema_moved is ema_updated since 0.3, and goes in 0.4")
 NO_SHARE = DeprecationWarning("ema_updated passes no share from 0.4 on; it is 1 - decay")
