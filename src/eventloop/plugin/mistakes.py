@@ -14,7 +14,7 @@ from typing import Any
 from eventloop.errors import PluginError, a, joined
 from eventloop.hook_markers import PROJECT, Hook
 from eventloop.naming import fold, is_in_range, split_requirement
-from eventloop.plugin.facts import misspelt_facts
+from eventloop.plugin.plugin_attributes import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin
 from eventloop.text import pip, switch_off
 from eventloop.vocabulary import HOOKS

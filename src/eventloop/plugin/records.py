@@ -12,7 +12,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Cause, Local
 from eventloop.errors import EventloopError, PluginError, Wording
-from eventloop.plugin.facts import PluginFacts, facts_of
+from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 from eventloop.text import switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "option"]

@@ -19,8 +19,8 @@ from eventloop.errors import SettingError, a
 from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed
 from eventloop.plugin.declared_hooks import HOOKS
-from eventloop.plugin.facts import facts_of
 from eventloop.plugin.manager import assemble, unsuitable_reasons, without
+from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.rng import kept_generators, seed_everything, seed_rank

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from eventloop import PluginError, hookimpl, hookspec
-from eventloop.plugin.facts import PluginFacts, facts_of, misspelt_facts
+from eventloop.plugin.plugin_attributes import PluginFacts, facts_of, misspelt_facts
 
 ROOT = Path(__file__).parents[2]
 NAMES = [one.name for one in dataclasses.fields(PluginFacts)]
