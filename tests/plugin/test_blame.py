@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.distributed.locate import line_of_error, line_of_thread
+from eventloop.distributed.thread_location import line_of_error, line_of_thread
 from eventloop.plugin import blame
 from eventloop.plugin.records import Plugin
 

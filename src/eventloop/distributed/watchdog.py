@@ -27,12 +27,6 @@ from eventloop.distributed.exit import (
     kill_rank,
     summary,
 )
-from eventloop.distributed.locate import (
-    held_up_in_finally,
-    line_of_error,
-    line_of_thread,
-    waits_in_collective,
-)
 from eventloop.distributed.rank_store import (
     POLL_S,
     Bulletin,
@@ -42,6 +36,12 @@ from eventloop.distributed.rank_store import (
     neighbours,
     timeout_s,
     wait_until,
+)
+from eventloop.distributed.thread_location import (
+    held_up_in_finally,
+    line_of_error,
+    line_of_thread,
+    waits_in_collective,
 )
 from eventloop.errors import EventloopError, in_shell, text_of
 from eventloop.signals import is_agreed
