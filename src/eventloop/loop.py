@@ -23,7 +23,7 @@ from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
 from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
 from eventloop.training.loop_entry import Entry
-from eventloop.training.optimizer_update import (
+from eventloop.training.plugin_updates import (
     Accumulate,
     Passes,
     misplaced_update,

@@ -16,7 +16,7 @@ from eventloop.data.batches import num_samples
 from eventloop.devices import kind_of
 from eventloop.errors import counted, text_of
 from eventloop.rng import KeptGenerators
-from eventloop.training.optimizer_update import Accumulate, Passes
+from eventloop.training.plugin_updates import Accumulate, Passes
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
