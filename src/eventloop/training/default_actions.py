@@ -24,7 +24,7 @@ from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout
-from eventloop.training.input_note import note_input
+from eventloop.training.failed_input import note_input
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
