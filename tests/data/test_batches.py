@@ -22,7 +22,7 @@ from eventloop.data.batches import (
     with_inputs,
     with_targets,
 )
-from eventloop.data.splitting import split
+from eventloop.data.microbatch_splitting import split
 from eventloop.errors import TaskError
 
 

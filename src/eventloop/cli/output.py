@@ -1,4 +1,4 @@
-"""How commands print: lines, tables and JSON on stdout, failures on stderr; the header is in `job.py`."""
+"""How commands print: lines, tables and JSON on stdout, failures on stderr; the header is in `header.py`."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.data.batches import describe, num_samples
+from eventloop.data.microbatch_splitting import split, split_side_by_side
 from eventloop.data.microbatches import Microbatches
-from eventloop.data.splitting import split, split_side_by_side
 from eventloop.errors import TaskError, a, counted
 
 USED_UP = (

@@ -1,4 +1,4 @@
-"""Batches that come in parts, each padded by itself; a batch in one piece is split in `batches.py`."""
+"""Batches that come in parts, each padded by itself; a batch in one piece is split in `microbatch_splitting.py`."""
 
 from __future__ import annotations
 

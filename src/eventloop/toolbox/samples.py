@@ -14,9 +14,9 @@ from eventloop.data.batches import (
     with_targets,
 )
 from eventloop.data.combine import known_length
+from eventloop.data.microbatch_splitting import split
 from eventloop.data.microbatches import Microbatches
 from eventloop.data.sample_seeds import reads_batches
-from eventloop.data.splitting import split
 
 __all__ = [
     "Microbatches",
