@@ -31,7 +31,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "plugin.records": "Candidate",
             "run.differences": "config_differences plugin_differences task_differences",
             "signals": "Interrupted Terminated",
-            "text": "one_line",
+            "safe_text": "one_line",
             "urls": "Place place_of",
         }.items()
     },

@@ -100,7 +100,7 @@ from .signals import (
     Interrupted as Interrupted,
     Terminated as Terminated,
 )
-from .text import (
+from .safe_text import (
     one_line as one_line,
 )
 from .urls import (

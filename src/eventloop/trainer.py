@@ -27,6 +27,7 @@ from eventloop.errors import (
     failures_of,
     keep,
 )
+from eventloop.fixes import allowing, as_set
 from eventloop.plugin.lock_digests import first_runs
 from eventloop.run.checks import check_trainable, warn_of_zero_rates
 from eventloop.run.open import Request, open_run, refuse_task_values
@@ -34,7 +35,6 @@ from eventloop.run.result import Result, plugin_table
 from eventloop.run.resume import NOTHING, Allowed
 from eventloop.signals import Signals
 from eventloop.state import State
-from eventloop.text import allowing, as_set
 from eventloop.training.evaluation import try_evaluation
 from eventloop.vocabulary import METHODS, STATE, known_as
 

@@ -12,11 +12,11 @@ import pytest
 
 import eventloop
 from eventloop.errors import in_shell, text_of
+from eventloop.fixes import pip, shell, switch_off
 from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.name_problems import _several, _unusable
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
-from eventloop.text import pip, shell, switch_off
 
 SOURCE = Path(eventloop.__file__).parent
 HOSTILE = (
@@ -126,7 +126,7 @@ def between_backticks(tree: ast.AST) -> Iterator[ast.FormattedValue]:
 def test_names_from_outside_go_through_the_helpers():
     """A command in an f-string holds names of ours alone; a new one shows up here."""
     found = []
-    for path in set(SOURCE.rglob("*.py")) - {SOURCE / "text.py"}:
+    for path in set(SOURCE.rglob("*.py")) - {SOURCE / "fixes.py"}:
         for part in between_backticks(ast.parse(path.read_text(encoding="utf-8"))):
             names = {one.id for one in ast.walk(part.value) if isinstance(one, ast.Name)}
             if not names <= OURS:

@@ -14,8 +14,8 @@ import pytest
 
 import eventloop
 from eventloop.cli.registry import ADDED_SUBCOMMANDS
+from eventloop.fixes import published
 from eventloop.plugin.records import EXTENSIONS, GROUPS
-from eventloop.text import published
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(one.parent for one in (ROOT / "plugins").glob("*/pyproject.toml"))

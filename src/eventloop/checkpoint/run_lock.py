@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 
 from eventloop.errors import ResumeError, SettingError
 from eventloop.files.run_folder import RunFolder
-from eventloop.text import as_set, one_line
+from eventloop.fixes import as_set
+from eventloop.safe_text import one_line
 
 MAX_BYTES = 1_000
 _LOCK = ".lock"

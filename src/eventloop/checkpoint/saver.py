@@ -31,9 +31,9 @@ from eventloop.errors import (
 )
 from eventloop.files import disk
 from eventloop.files.run_folder import check_folder
+from eventloop.fixes import as_set
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
-from eventloop.text import as_set
 from eventloop.training.bookkeeping import resolved
 from eventloop.training.metrics import followed
 from eventloop.training.tensor_slices import held, holds_slices

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, a, text_of
-from eventloop.text import one_line
+from eventloop.safe_text import one_line
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint

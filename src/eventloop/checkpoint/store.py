@@ -30,7 +30,7 @@ from eventloop.errors import CheckpointError
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import check_folder
-from eventloop.text import as_set
+from eventloop.fixes import as_set
 from eventloop.urls import Url
 
 if TYPE_CHECKING:

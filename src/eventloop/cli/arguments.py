@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from eventloop.config.options import Option, flag
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import UsageError, closest
+from eventloop.fixes import install, published, shell
 from eventloop.naming import fold
-from eventloop.text import install, published, shell
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

@@ -9,7 +9,7 @@ from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.named_checkpoints import BEST, one_checkpoint, size_text, words
 from eventloop.cli.output import require_writable, write_text
 from eventloop.errors import counted
-from eventloop.text import one_line
+from eventloop.safe_text import one_line
 
 COMMAND = Command(
     "export",

@@ -21,6 +21,7 @@ from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
 from eventloop.errors import SettingError, counted
+from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.candidates import dry_assemble
@@ -28,7 +29,6 @@ from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.lock_digests import NAME, lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
-from eventloop.text import pip, shell
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import Trainer
 from eventloop.training.metrics import scalars_of

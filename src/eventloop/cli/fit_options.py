@@ -13,12 +13,12 @@ from eventloop.cli.launch import NPROC
 from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError
+from eventloop.fixes import install
 from eventloop.modes import EveryBatch, LimitBatches, Overfit, dry_limit, dry_settings, rehearse
 from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
 from eventloop.plugin.records import FlagPlugin
-from eventloop.text import install
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

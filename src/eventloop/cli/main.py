@@ -23,8 +23,8 @@ from eventloop.distributed.exit import (
     in_ranks,
 )
 from eventloop.errors import UsageError
+from eventloop.safe_text import one_line
 from eventloop.signals import Interrupted, named_interrupts
-from eventloop.text import one_line
 
 SUCCESS, BROKEN_PIPE = 0, 141
 

@@ -23,7 +23,7 @@ from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import batch_in
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
-from eventloop.text import one_line
+from eventloop.safe_text import one_line
 from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:

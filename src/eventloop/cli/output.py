@@ -18,8 +18,8 @@ import eventloop
 from eventloop.distributed.exit import details, first_line, in_ranks
 from eventloop.errors import Note, TaskError, UsageError, in_shell, text_of
 from eventloop.files.run_folder import why_no_file
+from eventloop.safe_text import one_line, plain
 from eventloop.signals import is_agreed
-from eventloop.text import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -103,7 +103,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 def help_lines() -> Iterator[str]:
     """Describes all commands, one line each; those of packages by their metadata's summary."""
     from eventloop.plugin.metadata import summary_of
-    from eventloop.text import one_line
+    from eventloop.safe_text import one_line
 
     described = dict(COMMANDS)
     found, problems = _added()
@@ -130,8 +130,8 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
 
 
 def _find(name: str) -> Found:
+    from eventloop.fixes import install, shell
     from eventloop.naming import fold
-    from eventloop.text import install, shell
 
     found, problems = _added()
     for one in found:

@@ -26,13 +26,14 @@ from eventloop.errors import (
     closest,
     text_of,
 )
+from eventloop.fixes import shell
 from eventloop.naming import json_value
 from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.load import spec_of_file
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
+from eventloop.safe_text import one_line
 from eventloop.task import Task
-from eventloop.text import one_line, shell
 
 T = TypeVar("T")
 _OURS = str(Path(eventloop.__file__).parent) + os.sep

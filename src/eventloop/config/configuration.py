@@ -26,8 +26,8 @@ from eventloop.config.plugin_flags import Choice, Local, Reason
 from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest, raise_all
+from eventloop.fixes import install, shell
 from eventloop.naming import fold
-from eventloop.text import install, shell
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
-from eventloop.text import one_line
+from eventloop.safe_text import one_line
 
 PREFIX = "EVENTLOOP_"
 AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"

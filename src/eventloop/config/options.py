@@ -13,8 +13,8 @@ from typing import Any, Literal, Union
 
 from eventloop.clock import Time
 from eventloop.errors import SettingError, Subject, closest
+from eventloop.fixes import shell
 from eventloop.naming import fold
-from eventloop.text import shell
 from eventloop.urls import Url
 
 REQUIRED = inspect.Parameter.empty

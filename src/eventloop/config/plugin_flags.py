@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from eventloop.errors import UsageError, Wording
+from eventloop.fixes import shell
 from eventloop.naming import fold
-from eventloop.text import shell
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found

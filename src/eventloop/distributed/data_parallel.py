@@ -50,8 +50,8 @@ from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, PluginError, SettingError, TaskError
+from eventloop.fixes import as_set
 from eventloop.mesh import Layout
-from eventloop.text import as_set
 from eventloop.training.eval_numbers import on_device
 from eventloop.training.logged_numbers import Share, mean
 from eventloop.training.sharded_tensors import sharded

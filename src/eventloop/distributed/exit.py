@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eventloop.errors import CheckpointError, EventloopError, UsageError, notes_of, text_of
+from eventloop.safe_text import plain
 from eventloop.signals import Interrupted, Terminated
-from eventloop.text import plain
 
 _FLUSH_S = 1.0
 FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4

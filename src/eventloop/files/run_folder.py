@@ -24,7 +24,7 @@ from eventloop.errors import EventloopError, RunFolderError
 from eventloop.files import disk
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
 from eventloop.files.disk import CorruptFileError
-from eventloop.text import as_set
+from eventloop.fixes import as_set
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from eventloop.errors import EventloopError, PluginError, text_of
+from eventloop.fixes import switch_off
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
@@ -23,7 +24,6 @@ from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.select import problems_of, select
 from eventloop.plugin.validate import takes_part
 from eventloop.signals import Interrupted, named_interrupts
-from eventloop.text import switch_off
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

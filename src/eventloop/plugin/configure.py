@@ -11,10 +11,10 @@ from typing import Any
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest, text_of
+from eventloop.fixes import shell, switch_off
 from eventloop.naming import FunctionName, brief, fold
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
-from eventloop.text import shell, switch_off
 
 
 def plugin_options(target: object) -> dict[str, Option]:

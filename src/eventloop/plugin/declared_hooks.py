@@ -30,10 +30,7 @@ class HookTable(dict[str, Hook]):
     """
 
     def __init__(
-        self,
-        hooks: Mapping[str, Hook],
-        removed: Mapping[str, str],
-        off: Iterable[Candidate] = (),
+        self, hooks: Mapping[str, Hook], removed: Mapping[str, str], off: Iterable[Candidate] = ()
     ) -> None:
         super().__init__(hooks)
         self.removed = dict(removed)

@@ -21,11 +21,11 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Local
 from eventloop.errors import PluginError, UsageError, closest, text_of
+from eventloop.fixes import pip
 from eventloop.naming import kebab
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Candidate, Found
 from eventloop.plugin.sources import bound_names, locate, origin_of
 from eventloop.signals import Interrupted, named_interrupts
-from eventloop.text import pip
 
 _MAX_REDIRECTIONS = 8
 
@@ -231,9 +231,7 @@ def _parsed(local: Local, path: Path) -> ast.Module:
         ) from error
     except (SyntaxError, ValueError) as error:
         raise PluginError(
-            f"{local} isn't Python: {error}",
-            file=path,
-            fix="fix the file, or " + local.way_out,
+            f"{local} isn't Python: {error}", file=path, fix="fix the file, or " + local.way_out
         ) from error
 
 

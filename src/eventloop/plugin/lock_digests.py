@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from eventloop.config.layers import find_pyproject
 from eventloop.errors import Wording
 from eventloop.files import disk
+from eventloop.fixes import shell, switch_off
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
-from eventloop.text import shell, switch_off
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Ordered

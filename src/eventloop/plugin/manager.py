@@ -12,6 +12,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Reason
 from eventloop.errors import PluginError, a, raise_all
+from eventloop.fixes import shell
 from eventloop.naming import fold, kebab
 from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.candidates import Candidates, load_all, select_all
@@ -20,7 +21,6 @@ from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import GROUPS, Candidate, FlagPlugin, Found, Plugin
 from eventloop.plugin.validate import takes_part
-from eventloop.text import shell
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

@@ -16,10 +16,10 @@ import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
 
 from eventloop.errors import EventloopError, PluginError, text_of
+from eventloop.fixes import pip
 from eventloop.naming import fold
 from eventloop.plugin.load import found_local
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
-from eventloop.text import pip
 
 if TYPE_CHECKING:
     from eventloop.config.plugin_flags import Local

@@ -12,11 +12,11 @@ from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from eventloop.errors import PluginError, a, joined
+from eventloop.fixes import pip, switch_off
 from eventloop.hook_markers import PROJECT, Hook
 from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.plugin_attributes import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin
-from eventloop.text import pip, switch_off
 from eventloop.vocabulary import HOOKS
 
 # What a method of any class may be called stays out: a model has a `train_dataloader`, say.

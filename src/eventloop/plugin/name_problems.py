@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from eventloop.errors import PluginError
+from eventloop.fixes import pip, switch_off
 from eventloop.naming import fold
 from eventloop.plugin.metadata import folder_of
 from eventloop.plugin.records import Candidate, Found, Plugin
-from eventloop.text import pip, switch_off
 
 RESERVED = ("task", "core")
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")

@@ -12,16 +12,13 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Cause, Local
 from eventloop.errors import EventloopError, PluginError, Wording
+from eventloop.fixes import switch_off
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
-from eventloop.text import switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "option"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
-GROUPS: dict[str, Role] = {
-    "eventloop.algorithms": "algorithm",
-    "eventloop.callbacks": "callback",
-}
+GROUPS: dict[str, Role] = {"eventloop.algorithms": "algorithm", "eventloop.callbacks": "callback"}
 # What packages add beside plugins: it is imported when it is used, and takes part in no run by itself.
 EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",

@@ -8,11 +8,11 @@ from eventloop import __version__
 from eventloop.config.plugin_flags import Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
+from eventloop.fixes import install, pip, shell
 from eventloop.naming import fold, is_in_range
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import foreign_hooks
-from eventloop.text import install, pip, shell
 
 
 def select(

@@ -10,13 +10,13 @@ from typing import Any
 import pluggy
 
 from eventloop.errors import PluginError, a, closest
+from eventloop.fixes import published
 from eventloop.hook_markers import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
 from eventloop.plugin.declared_hooks import HookTable
 from eventloop.plugin.mistakes import method_of, mistakes, never_called
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
-from eventloop.text import published
 
 
 def implementations(
@@ -163,10 +163,7 @@ def _role_misfits(
         fixes = "register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
         if plugin.found is not None and plugin.found.path is not None:
             fixes = 'write role = "algorithm" in the class, or at the top of a module'
-        yield (
-            f"a callback can't implement the {hook.kind} {hook.name}; it can only watch",
-            fixes,
-        )
+        yield (f"a callback can't implement the {hook.kind} {hook.name}; it can only watch", fixes)
     if options.rank_zero and (plugin.role != "callback" or hook.kind != "event"):
         yield (
             f"rank_zero=True is for events of callbacks, but this is {a(hook.kind)} of "

@@ -14,8 +14,8 @@ from eventloop.checkpoint.saver import interval_of
 from eventloop.data.combine import NoData, is_endless, known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
+from eventloop.fixes import as_set
 from eventloop.task.schedule_curves import Schedule
-from eventloop.text import as_set
 from eventloop.training.optimizers import params_of
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, 
 from eventloop.clock import Time
 from eventloop.config.plugin_flags import Reason
 from eventloop.errors import CheckpointError, ResumeError, as_first
+from eventloop.fixes import allowing, as_set, pip
 from eventloop.mesh import Layout
 from eventloop.naming import fold
 from eventloop.run.checks import warn_of_resume_risks
@@ -27,7 +28,6 @@ from eventloop.run.differences import (
     task_differences,
 )
 from eventloop.run.run_manifest import FILE as MANIFEST
-from eventloop.text import allowing, as_set, pip
 from eventloop.training.loop_entry import Entry
 from eventloop.urls import Place, Url, place_of
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.clock import FIELDS, UNITS, Clock, Time
 from eventloop.errors import SettingError, TaskError, closest
+from eventloop.fixes import switch_off
 from eventloop.task.value_checks import usable_scheduler
-from eventloop.text import switch_off
 
 if TYPE_CHECKING:
     from eventloop.state import State

@@ -10,8 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from eventloop.errors import closest, counted
+from eventloop.fixes import as_option, as_set, switch_off
+from eventloop.safe_text import one_line
 from eventloop.signals import status_of
-from eventloop.text import as_option, as_set, one_line, switch_off
 
 if TYPE_CHECKING:
     from eventloop.state import State

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from eventloop.hook_markers import hookimpl
-from eventloop.text import one_line
+from eventloop.safe_text import one_line
 from eventloop.training.metrics import metric_name
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop.errors import SettingError, closest, counted
-from eventloop.text import as_set
+from eventloop.fixes import as_set
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.errors import PluginError, closest
-from eventloop.text import switch_off
+from eventloop.fixes import switch_off
 from eventloop.training.optimizers import params_of
 
 if TYPE_CHECKING:

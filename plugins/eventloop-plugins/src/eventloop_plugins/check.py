@@ -24,7 +24,7 @@ from eventloop.plugin.candidates import select_all
 from eventloop.plugin.load import imported
 from eventloop.plugin.lock_digests import lock_path
 from eventloop.plugin.metadata import extensions
-from eventloop.text import plain
+from eventloop.safe_text import plain
 from eventloop_plugins.lock_text import check_lock
 from eventloop_plugins.reading import Extension, dry_assembled, imported_extensions, remarks
 

@@ -14,10 +14,10 @@ from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.registry import COMMANDS, run_command
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
+from eventloop.fixes import published
 from eventloop.naming import fold
 from eventloop.plugin.metadata import discover, extensions
 from eventloop.plugin.name_problems import is_usable_name
-from eventloop.text import published
 
 GROUPS = {"algorithm": "eventloop.algorithms", "callback": "eventloop.callbacks"}
 # What both roles have, and what one has; words between @ are replaced.

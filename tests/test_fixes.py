@@ -18,7 +18,7 @@ from eventloop.cli import main
 from eventloop.cli.output import short_warnings
 from eventloop.distributed.exit import details
 from eventloop.errors import Note, in_shell, notes_of, raise_all, text_of
-from eventloop.text import allowing, as_option, as_set, switch_off
+from eventloop.fixes import allowing, as_option, as_set, switch_off
 
 TASK = """
 import torch

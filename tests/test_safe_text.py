@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventloop.text import one_line, plain
+from eventloop.safe_text import one_line, plain
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Makes text from any source safe to print, and writes what to do as the caller would write it."""
+"""What to do, in messages, as the caller would write it: flags and commands, or Python's arguments."""
 
 from __future__ import annotations
 
@@ -7,45 +7,11 @@ import itertools
 import json
 import re
 import shlex
-import unicodedata
 from importlib import resources
 
 from eventloop.errors import Wording
 from eventloop.naming import fold
-
-MOST_CHARS = 2_000
-
-
-def plain(text: str, most_chars: int = MOST_CHARS) -> str:
-    r"""Returns text whose lines are short enough to read and hold no control characters.
-
-    Those are written as in Python, `\x1b`; so are the ones that hide, join or turn text around.
-    Tabs and ends of lines stay.
-
-    Args:
-        most_chars: how long a line may be; of a longer one the middle is left out.
-    """
-    return "\n".join(_line(line, most_chars) for line in text.split("\n"))
-
-
-def one_line(text: str, most_chars: int = MOST_CHARS) -> str:
-    """Returns text as one line that is safe to print: ends of lines and tabs are written, too."""
-    return plain(text.replace("\n", "\\n").replace("\t", "\\t"), most_chars)
-
-
-def _line(line: str, most_chars: int) -> str:
-    if len(line) > most_chars:
-        half = most_chars // 2
-        left_out = f"... ({len(line) - 2 * half:,} characters) ..."
-        line = f"{line[:half]}{left_out}{line[-half:]}"
-    if line.isprintable():
-        return line
-    return "".join(
-        char
-        if char.isprintable() or char == "\t" or unicodedata.category(char) == "Zs"
-        else char.encode("unicode_escape").decode("ascii")
-        for char in line
-    )
+from eventloop.safe_text import one_line
 
 
 def shell(*words: str) -> str:
