@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         module: names.split()
         for module, names in {
-            "checkpoint.format": "Checkpoint read_checkpoint verify_part",
+            "checkpoint.checkpoint_folder": "Checkpoint read_checkpoint verify_part",
             "checkpoint.cleanup": "is_replaced",
             "checkpoint.run_lock": "RunLock",
             "checkpoint.saved_tensors": "SavedTensor",

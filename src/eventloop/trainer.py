@@ -39,7 +39,7 @@ from eventloop.training.evaluation import try_evaluation
 from eventloop.vocabulary import METHODS, STATE, known_as
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.format import Checkpoint
+    from eventloop.checkpoint.checkpoint_folder import Checkpoint
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.observe import Observer

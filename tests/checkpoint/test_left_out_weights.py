@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from eventloop import CheckpointError, PluginError, hookimpl
-from eventloop.checkpoint.format import read_checkpoint
+from eventloop.checkpoint.checkpoint_folder import read_checkpoint
 from eventloop.checkpoint.weights import weights_and_states
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from eventloop.checkpoint import cleanup
+from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify
 from eventloop.checkpoint.cleanup import ALIVE_S, new_id
-from eventloop.checkpoint.format import read_checkpoint, verify
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk

@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from eventloop import TrainerBuilder, hookimpl, schedules
-from eventloop.checkpoint.format import Checkpoint, read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.checkpoint_folder import (
+    Checkpoint,
+    read_checkpoint,
+    verify,
+    write_checkpoint,
+)
 from eventloop.run.resume import Allowed
 from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task

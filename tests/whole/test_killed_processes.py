@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from eventloop.checkpoint.format import read_checkpoint
+from eventloop.checkpoint.checkpoint_folder import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.distributed.join import rank_variables
 from eventloop.distributed.rank_store import wait_until

@@ -242,7 +242,9 @@ class Store:
             apart: whether each rank has its own folder; otherwise all write into that of rank 0,
                 which is put in place.
         """
-        from eventloop.checkpoint.format import Draft  # imports torch, which finding does without
+        from eventloop.checkpoint.checkpoint_folder import (
+            Draft,  # imports torch, which finding does without
+        )
 
         target = self.folder / name_of(batch)
         mine: list[tuple[Draft, Path]] = []

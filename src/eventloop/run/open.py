@@ -39,7 +39,7 @@ from eventloop.task import Task
 from eventloop.training.compiling import require_layers
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.format import Checkpoint
+    from eventloop.checkpoint.checkpoint_folder import Checkpoint
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from eventloop.checkpoint.checkpoint_folder import Checkpoint as Checkpoint
+from eventloop.checkpoint.checkpoint_folder import read_checkpoint as read_checkpoint
+from eventloop.checkpoint.checkpoint_folder import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.encoding import flatten
-from eventloop.checkpoint.format import Checkpoint as Checkpoint
-from eventloop.checkpoint.format import read_checkpoint as read_checkpoint
-from eventloop.checkpoint.format import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.weights import FoundWeights, saved_weights_at, weights_at, with_tied
 from eventloop.distributed.averaging import take_from_first

@@ -1,4 +1,4 @@
-"""The format of a checkpoint: a folder of parts, safetensors and JSON, and a manifest.
+"""A checkpoint as a folder of parts, safetensors and JSON, with a manifest: written and read.
 
 Each part is a nest. Its tensors are in `NAME.safetensors`, other values in `NAME.json`, which a
 flat dict of tensors doesn't need. Slices of tensors that are sharded over ranks are in
