@@ -29,8 +29,9 @@ ALLOWED = {
     ],
     "plugins/eventloop-composer/src/eventloop_composer/arguments.py": ["weights_only"],
     "plugins/eventloop-composer/src/eventloop_composer/trainer.py": ["weights_only"],
-    "plugins/eventloop-lightning/src/eventloop_lightning/keeping.py": ["weights_only"],
-    "plugins/eventloop-lightning/src/eventloop_lightning/resumable.py": ["weights_only"] * 2,
+    "plugins/eventloop-lightning/src/eventloop_lightning/checkpoint_state.py": ["weights_only"],
+    "plugins/eventloop-lightning/src/eventloop_lightning/lightning_checkpoints.py": ["weights_only"]
+    * 2,
 }
 
 

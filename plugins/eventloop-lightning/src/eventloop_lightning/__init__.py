@@ -1,6 +1,6 @@
 """Runs LightningModules, their data modules, callbacks and loggers on eventloop, unchanged."""
 
-from eventloop_lightning.either import either_lightning
+from eventloop_lightning.pytorch_lightning_alias import either_lightning
 
 with either_lightning():
     from eventloop_lightning.from_command import task

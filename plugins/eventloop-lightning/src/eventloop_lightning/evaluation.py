@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eventloop_lightning.hook_calls import HookCalls
 from eventloop_lightning.optimization import TrainingStep
-from eventloop_lightning.results import Results, counts_of, put_counts
+from eventloop_lightning.self_log_results import Results, counts_of, put_counts
 
 NAME = "val"
 

@@ -17,8 +17,8 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.parsing import clean_namespace
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from eventloop_lightning.checkpoint_state import Keeping
 from eventloop_lightning.hook_calls import HookCalls
-from eventloop_lightning.keeping import Keeping
 
 
 def set_up(trainer: Any, module: LightningModule) -> None:

@@ -21,13 +21,13 @@ from eventloop import Count, PluginError, State, Time, Trainer, hookimpl, is_int
 from eventloop.toolbox.messages import announce_off
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
+from eventloop_lightning.checkpoint_state import Keeping
 from eventloop_lightning.evaluation import computed_beside, evaluated, predicted
 from eventloop_lightning.hook_calls import HookCalls
-from eventloop_lightning.keeping import Keeping
-from eventloop_lightning.numbers_of_batches import BatchNumbers
+from eventloop_lightning.lightning_checkpoints import ResumableFiles
 from eventloop_lightning.optimization import Automatic, Manual
 from eventloop_lightning.refused import refuse_plugins, refuse_settings
-from eventloop_lightning.resumable import ResumableFiles
+from eventloop_lightning.self_log_connector import BatchNumbers
 
 
 class LightningTask:

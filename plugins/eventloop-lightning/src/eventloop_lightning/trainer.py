@@ -20,10 +20,10 @@ import eventloop
 from eventloop import Allowed, ResumeError, SettingError
 from eventloop.toolbox.state_dicts import Checkpoint
 from eventloop_lightning.fit_loop import FitLoop
-from eventloop_lightning.numbers_of_batches import Connector
+from eventloop_lightning.lightning_checkpoints import checkpoint_in
 from eventloop_lightning.refused import checked_device, refuse_others_words
-from eventloop_lightning.results import Results
-from eventloop_lightning.resumable import checkpoint_in
+from eventloop_lightning.self_log_connector import Connector
+from eventloop_lightning.self_log_results import Results
 from eventloop_lightning.strategy import strategy_for
 from eventloop_lightning.task import LightningTask
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.toolbox.state_dicts import flatten
-from eventloop_lightning.own_files import OwnFiles
-from eventloop_lightning.results import counts_of, put_counts
+from eventloop_lightning.logger_files import OwnFiles
+from eventloop_lightning.self_log_results import counts_of, put_counts
 
 # Parts of a checkpoint of Lightning's that ours has elsewhere, or that come with the task.
 ELSEWHERE = (
