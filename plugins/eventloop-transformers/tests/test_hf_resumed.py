@@ -13,7 +13,7 @@ from hf_cases import SAVES, Noisy, Rows, Stream, arguments, differing, gpt2, tra
 import eventloop_transformers
 from eventloop import SettingError
 from eventloop_transformers import on_eventloop
-from eventloop_transformers.kept import Attributes
+from eventloop_transformers.plain_attributes import Attributes
 
 CASES: dict[str, dict[str, Any]] = {
     "saving and evaluation": {**SAVES, "save_total_limit": 2, "save_steps": 4},

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import State, Time, hookimpl, is_interruption
+from eventloop_transformers.checkpoint_state import Saved
 from eventloop_transformers.random_numbers import rng_states, set_rng_states
-from eventloop_transformers.saved import Saved
 from eventloop_transformers.step import Step
 from eventloop_transformers.step_end import StepEnd
 from eventloop_transformers.updates import Updates

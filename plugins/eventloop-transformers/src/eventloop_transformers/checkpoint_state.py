@@ -11,7 +11,13 @@ from typing import Any
 from torch import nn
 
 from eventloop import PluginError
-from eventloop_transformers.kept import Attributes, NotPlainError, OtherModels, decoded, encoded
+from eventloop_transformers.plain_attributes import (
+    Attributes,
+    NotPlainError,
+    OtherModels,
+    decoded,
+    encoded,
+)
 from eventloop_transformers.step_end import StepEnd
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
