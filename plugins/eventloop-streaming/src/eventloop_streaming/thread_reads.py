@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from eventloop.toolbox.samples import map_tensors, reads_batches
-from eventloop_streaming.own_draws import ThreadsData, fingerprints
+from eventloop_streaming.thread_random_numbers import ThreadsData, fingerprints
 
 
 class Batch:
