@@ -26,8 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # nor of this
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eventloop.toolbox.shards import local
-from eventloop_fsdp.deferred import give_memory
-from eventloop_fsdp.parts import parts_of, shard
+from eventloop_fsdp.deferred_init import give_memory
+from eventloop_fsdp.sharding import parts_of, shard
 from eventloop_tp.plans import plan_of, resolved
 from eventloop_tp.styles import add_up_gradients, divide
 

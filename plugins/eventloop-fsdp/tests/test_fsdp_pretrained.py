@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import SettingError, Task, hookimpl
 from eventloop.files.disk import OldFile
 from eventloop_fsdp import Fsdp
-from eventloop_fsdp.deferred import DeferredModel
+from eventloop_fsdp.deferred_init import DeferredModel
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError
 

@@ -8,7 +8,7 @@ import sys
 CODE = """
 import sys
 from eventloop_fsdp import Fsdp
-print(Fsdp().layers, [one for one in ("torch.distributed.fsdp", "eventloop_fsdp.parts") if one in sys.modules])
+print(Fsdp().layers, [one for one in ("torch.distributed.fsdp", "eventloop_fsdp.sharding") if one in sys.modules])
 from eventloop_fsdp import parts_of, shard
 print(parts_of.__module__, shard.__module__)
 """
@@ -17,4 +17,4 @@ print(parts_of.__module__, shard.__module__)
 def test_what_needs_fsdp2_is_imported_when_it_is_asked_for():
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
 
-    assert ran.stdout.splitlines() == ["None []", "eventloop_fsdp.parts eventloop_fsdp.parts"]
+    assert ran.stdout.splitlines() == ["None []", "eventloop_fsdp.sharding eventloop_fsdp.sharding"]

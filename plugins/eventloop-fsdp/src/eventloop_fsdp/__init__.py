@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop_fsdp.plugin import Fsdp
 
 if TYPE_CHECKING:
-    from eventloop_fsdp.parts import parts_of, shard
+    from eventloop_fsdp.sharding import parts_of, shard
 
 __all__ = ["Fsdp", "parts_of", "shard"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     """Imports what needs FSDP2, which takes a second or more, when it is asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from eventloop_fsdp import parts
+    from eventloop_fsdp import sharding
 
-    return getattr(parts, name)
+    return getattr(sharding, name)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-    from eventloop_fsdp.deferred import DeferredModel
+    from eventloop_fsdp.deferred_init import DeferredModel
 
 # FSDP2 takes a second or more to import, which one process doesn't need: each function that does
 # imports what it uses.
@@ -105,7 +105,7 @@ class Fsdp:
         layout = yield
         if self.replicate == 1 or state.world_size == 1:
             return layout
-        from eventloop_fsdp.parts import with_copies
+        from eventloop_fsdp.sharding import with_copies
 
         return with_copies(layout, self.replicate)
 
@@ -114,7 +114,7 @@ class Fsdp:
         """Has parameters take no memory before they are sharded, where that is asked for."""
         if not self.meta or (state.world_size == 1 and self.weights is None):
             return (yield)
-        from eventloop_fsdp.deferred import DeferredModel
+        from eventloop_fsdp.deferred_init import DeferredModel
 
         self._deferred = DeferredModel(records=self.weights is None)
         with self._deferred:
@@ -125,8 +125,8 @@ class Fsdp:
         """Shards the model, in place; names and calls stay."""
         if state.world_size == 1 and self._deferred is None:
             return None
-        from eventloop_fsdp.deferred import give_memory, give_memory_whole
-        from eventloop_fsdp.parts import parts_of, shard
+        from eventloop_fsdp.deferred_init import give_memory, give_memory_whole
+        from eventloop_fsdp.sharding import parts_of, shard
 
         if state.world_size == 1:
             give_memory_whole(state.model, state.device)
@@ -157,7 +157,7 @@ class Fsdp:
         """Shards a model that only computes, in place; each part is given up after its forward."""
         if state.world_size == 1:
             return None
-        from eventloop_fsdp.parts import parts_of, shard
+        from eventloop_fsdp.sharding import parts_of, shard
 
         self._require_usable(state)
         shard(

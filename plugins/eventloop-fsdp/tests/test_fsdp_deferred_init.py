@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
 from eventloop_fsdp import Fsdp
-from eventloop_fsdp.deferred import DeferredModel
+from eventloop_fsdp.deferred_init import DeferredModel
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError
 
