@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from eventloop import SettingError, Time, hookimpl
 from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.metric_names import NamedMetric
-from eventloop_early_stopping.waiting import Waiting
-from eventloop_early_stopping.watched import WHAT, watched_by
+from eventloop_early_stopping.patience import Waiting
+from eventloop_early_stopping.watched_metric import WHAT, watched_by
 
 if TYPE_CHECKING:
     from eventloop import StateView
