@@ -11,11 +11,10 @@ from rich.text import Text
 
 from eventloop.toolbox.progress_lines import Results
 from eventloop_progress.bar import Field, Line
+from eventloop_progress.logged_texts import Text as LoggedText
+from eventloop_progress.logged_texts import lines_of
 from eventloop_progress.notebook import Notebook
 from eventloop_progress.table import ResultsTable
-from eventloop_progress.text import printable
-from eventloop_progress.texts import Text as LoggedText
-from eventloop_progress.texts import lines_of
 
 
 class Display(Protocol):
@@ -140,3 +139,9 @@ def display_on(console: Console) -> Display:
 def _print(console: Console, name: str, text: LoggedText) -> None:
     for line in lines_of(name, text):
         console.print(Text(printable(line, console.encoding)), soft_wrap=True)
+
+
+def printable(name: str, encoding: str) -> str:
+    """Returns a name that stays on its line and that a stream of this encoding takes."""
+    line = "".join(char if char.isprintable() else "?" for char in name)
+    return line.encode(encoding, "replace").decode(encoding)

@@ -8,7 +8,7 @@ from html import escape
 
 from eventloop.toolbox.progress_lines import Results, short
 from eventloop_progress.bar import Field
-from eventloop_progress.texts import Text, html_of
+from eventloop_progress.logged_texts import Text, html_of
 
 # Shows HTML in the output of a cell, and returns what replaces it.
 Show = Callable[[str], Callable[[str], None]]

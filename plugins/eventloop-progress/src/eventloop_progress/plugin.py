@@ -20,9 +20,8 @@ from eventloop.toolbox.progress_lines import (
 )
 from eventloop.toolbox.samples import known_length
 from eventloop_progress.bar import BAR, Field
-from eventloop_progress.display import Display, display_on
+from eventloop_progress.display import Display, display_on, printable
 from eventloop_progress.pace import Pace, frac_done
-from eventloop_progress.text import printable
 
 _TRAIN = "train"
 

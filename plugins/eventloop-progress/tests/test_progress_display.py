@@ -3,7 +3,7 @@
 import pytest
 
 from eventloop.toolbox.progress_lines import clock_time, duration, per_second, short
-from eventloop_progress.text import printable
+from eventloop_progress.display import printable
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from eventloop import hookimpl
 from eventloop_progress import Progress
+from eventloop_progress.logged_texts import MOST_CHARS, MOST_ROWS, html_of, lines_of
 from eventloop_progress.notebook import MOST_TEXTS, Notebook
-from eventloop_progress.texts import MOST_CHARS, MOST_ROWS, html_of, lines_of
 from eventloop_testing import isolated_trainer
 
 any_text = st.text(st.characters(exclude_categories=()))
