@@ -120,7 +120,11 @@ def compiler(request: pytest.FixtureRequest) -> tuple[torch.device, Any]:
 
 
 @pytest.fixture(
-    params=["cpu", pytest.param("cuda", marks=needs_two), pytest.param("pretend", marks=needs_none)]
+    params=[
+        pytest.param("cpu", marks=pytest.mark.nightly),  # as the pretend one, which is on it
+        pytest.param("cuda", marks=needs_two),
+        pytest.param("pretend", marks=needs_none),
+    ]
 )
 def two_ranks_on(request: pytest.FixtureRequest) -> Iterator[str]:
     """What two ranks run on: one CPU, two GPUs, or two pretend accelerators."""

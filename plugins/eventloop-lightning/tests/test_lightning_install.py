@@ -117,6 +117,7 @@ def test_a_library_that_makes_its_own_trainer_gets_ours(when, tmp_path):
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", WHEN)
 def test_a_library_that_derives_a_trainer_derives_it_from_ours(when, tmp_path):
     """As scvi-tools does; its own class is made before the line or after it."""
@@ -139,6 +140,7 @@ def test_a_library_that_derives_a_trainer_derives_it_from_ours(when, tmp_path):
     assert lines == ["RESULT True True"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", BOTH)
 def test_of_both_packages_the_first_that_was_imported_counts(library, tmp_path):
     """A library of the second may bring the first along, as neuralforecast does; arguments can be asked for."""
