@@ -25,11 +25,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
 import eventloop_lightning
+import eventloop_testing.case
+from eventloop_lightning.accelerator import take_device
 
+DEVICE = eventloop_testing.case.default_device
 X = torch.randn(44, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
 QUIET = {
-    "accelerator": "cpu",
+    "accelerator": "cpu" if DEVICE == "cpu" else "auto",
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -82,8 +85,8 @@ class Gan(pl.LightningModule):
         self.critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def training_step(self, batch, batch_idx):
-        real, noise = batch[0], torch.randn(len(batch[0]), 3)
-        ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        real, noise = batch[0], torch.randn(len(batch[0]), 3, device=self.device)
+        ones, zeros = real.new_ones(len(real), 1), real.new_zeros(len(real), 1)
         for_generator, for_critic = self.optimizers()
         self.step(for_generator, lambda: bce(self.critic(self.generator(noise)), ones))
         fake = self.generator(noise).detach()
@@ -413,6 +416,8 @@ def fitted(
         more["settings"] = {"autoload": False, **more.get("settings", {})}
     arguments = {**QUIET, **case.arguments, **more}
     made = trainer(callbacks=[*case.callbacks(), *(callbacks or [])], **arguments)
+    if DEVICE == "pretend":  # which Lightning's trainer can't choose
+        take_device(made.strategy, torch.device("pretend", 0))
     made.fit(module, *case.data(), ckpt_path=ckpt_path)
     return module, made
 

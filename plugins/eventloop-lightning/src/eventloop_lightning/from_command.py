@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from eventloop import SettingError, State
+from eventloop_lightning.accelerator import take_device
 from eventloop_lightning.task import LightningTask
 from eventloop_lightning.trainer import Trainer
 
@@ -77,7 +78,7 @@ def _take_settings(trainer: Any, state: State) -> None:
     _take_clipping(trainer, settings.clip_norm, settings.clip_value)
     if state.precision.name == "bf16":
         trainer.strategy.precision_plugin = MixedPrecision("bf16-mixed", state.device.type)
-    trainer.strategy._root_device = state.device
+    take_device(trainer.strategy, state.device)
     interval = settings.eval_interval
     if interval is None:
         trainer.limit_val_batches = 0

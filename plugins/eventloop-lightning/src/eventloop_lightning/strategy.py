@@ -89,12 +89,12 @@ class Ranks(RunsOnLoop, ParallelStrategy):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._device = device
+        self._root_device = device
 
     @property
     def root_device(self) -> torch.device:
         """The device of this process."""
-        return self._device
+        return self._root_device
 
     @property
     def global_rank(self) -> int:

@@ -6,12 +6,9 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-# Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
-from lightning.fabric.utilities.seed import (
-    _collect_rng_states,
-    _set_rng_states,
-)
 from lightning.pytorch import LightningModule
+
+# Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.trainer import call
 from torch import Tensor, nn
@@ -26,6 +23,7 @@ from eventloop_lightning.evaluation import computed_beside, evaluated, predicted
 from eventloop_lightning.hook_calls import HookCalls
 from eventloop_lightning.lightning_checkpoints import ResumableFiles
 from eventloop_lightning.optimization import Automatic, Manual
+from eventloop_lightning.random_numbers import rng_states, set_rng_states
 from eventloop_lightning.refused import refuse_plugins, refuse_settings
 from eventloop_lightning.self_log_connector import BatchNumbers
 
@@ -84,7 +82,7 @@ class LightningTask:
     def build_model(self, state: State) -> nn.Module:
         """Sets the module up as Lightning does, up to `configure_model`."""
         if self._generators is not None:
-            _set_rng_states(dict(self._generators))
+            set_rng_states(self._generators)
         given = self._given
         self._module = module = given if isinstance(given, LightningModule) else given()
         if self._attach is not None:
@@ -129,7 +127,7 @@ class LightningTask:
     def build_schedulers(self, state: State) -> dict[str, Any]:
         """Returns none: those of `configure_optimizers` have intervals and monitors of their own."""
         if self._generators is not None:
-            self._generators = _collect_rng_states()
+            self._generators = rng_states()
         return {}
 
     # Going on from a checkpoint
@@ -163,7 +161,7 @@ class LightningTask:
         self._keeping.put_modules()
         self._modes = [one for one in state.model.modules() if not one.training]
         if self._generators is not None:
-            _set_rng_states(dict(self._generators))
+            set_rng_states(self._generators)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what Lightning's checkpoint has beside weights and optimizers."""
@@ -223,7 +221,7 @@ class LightningTask:
         stages.begin_epoch(self._epoch_loop)
         self._is_unseen = stages.is_done(self._trainer)
         if self._is_unseen:
-            self._before_epoch = _collect_rng_states()
+            self._before_epoch = rng_states()
 
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
@@ -245,7 +243,7 @@ class LightningTask:
         progress, batch = self._progress, state.batch
         if self._is_unseen:  # stopped at the start of the epoch: Lightning takes no batch
             self._ends_epoch = True
-            _set_rng_states(self._before_epoch)
+            set_rng_states(self._before_epoch)
             if not self._epoch:
                 self._fit_loop.draw_seeds()
             return

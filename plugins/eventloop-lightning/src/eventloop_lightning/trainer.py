@@ -8,19 +8,19 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-
-# Private: where random generators stand (lightning 2.6.6).
-from lightning.fabric.utilities.seed import _collect_rng_states
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 import eventloop
 from eventloop import Allowed, ResumeError, SettingError
 from eventloop.toolbox.state_dicts import Checkpoint
+from eventloop_lightning.accelerator import accelerator_for, take_device
 from eventloop_lightning.fit_loop import FitLoop
 from eventloop_lightning.lightning_checkpoints import checkpoint_in
+from eventloop_lightning.random_numbers import rng_states
 from eventloop_lightning.refused import checked_device, refuse_others_words
 from eventloop_lightning.self_log_connector import Connector
 from eventloop_lightning.self_log_results import Results
@@ -69,7 +69,10 @@ class Trainer(LightningTrainer):
         given = {key: one for key, one in arguments.items() if key not in _OURS}
         self._shares_batch_norms = bool(arguments.get("sync_batchnorm"))
         given["strategy"], given["devices"] = strategy_for(device), 1
+        if not {device.type, given.get("accelerator")} & set(AcceleratorRegistry):
+            given["accelerator"] = accelerator_for(device)
         super().__init__(**given)
+        take_device(self.strategy, device)
         epoch_loop = self.fit_loop.epoch_loop
         self.fit_loop = FitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
         self.fit_loop.epoch_loop = epoch_loop
@@ -104,7 +107,7 @@ class Trainer(LightningTrainer):
         self._refuse_for_fit()
         refuse_others_words(self.eventloop_settings)
         self.strategy.seed()
-        generators = _collect_rng_states()
+        generators = rng_states()
         task = LightningTask(self, model, generators=generators)
         loop = self.fit_loop
         resumed = None if ckpt_path is None else checkpoint_in(self, ckpt_path, weights_only)
