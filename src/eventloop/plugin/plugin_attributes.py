@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -39,6 +40,8 @@ _DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields
 # Words that a plugin may well need in another form: `names`, `notes`.
 _METHODS = ("unsuitable", "around_calls")
 _DISTINCT = [name for name in _DEFAULTS if len(name) > len("name")]
+# Plugins have most of their names in common, and a comparison takes 100 us.
+_near = cache(partial(difflib.get_close_matches, possibilities=_DISTINCT, n=1, cutoff=0.9))
 
 
 def facts_of(target: object) -> PluginFacts:
@@ -55,13 +58,12 @@ def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
     Options, other methods and imported names aren't checked.
     """
     init = type(target).__init__
-    options = inspect.signature(init).parameters if inspect.isfunction(init) else ()
     for own in [target] if isinstance(target, ModuleType) else type(target).__mro__[:-1]:
         for name, value in vars(own).items():
-            is_imported = str(getattr(value, "__module__", "")).startswith("eventloop.")
-            if name in _DEFAULTS or name in options or is_imported:
+            if name in _DEFAULTS or not (near := _near(name)):
                 continue
-            near = difflib.get_close_matches(name, _DISTINCT, n=1, cutoff=0.9)
+            options = inspect.signature(init).parameters if inspect.isfunction(init) else ()
+            is_imported = str(getattr(value, "__module__", "")).startswith("eventloop.")
             is_method = inspect.isroutine(value) or inspect.isdatadescriptor(value)
-            if near and is_method == (near[0] in _METHODS):
+            if is_method == (near[0] in _METHODS) and name not in options and not is_imported:
                 yield name, near[0]

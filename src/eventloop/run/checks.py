@@ -112,11 +112,8 @@ def warn_of_zero_rates(state: State) -> None:
     A schedule of `eventloop.schedules` warns itself, after a batch was trained at 0.
     """
     schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
-    if (
-        not state.clock.batch
-        or state.rank != 0
-        or any(isinstance(one, Schedule) and one.rule is None for one in schedulers)
-    ):
+    warns_itself = any(isinstance(one, Schedule) and one.rule is None for one in schedulers)
+    if not state.clock.batch or state.rank != 0 or warns_itself:
         return
     groups = [group for one in state.optimizers.values() for group in one.param_groups]
     rates = [(float(group.get("lr", 1.0)), float(group.get("initial_lr", 1.0))) for group in groups]
