@@ -18,6 +18,7 @@ from eventloop_composer.importing import import_composer
 import_composer()
 
 import composer.algorithms as algorithms  # noqa: E402
+from composer import Trainer as ComposerTrainer  # noqa: E402
 from composer.algorithms.alibi.attention_surgery_functions.utils import (  # noqa: E402
     policy_registry,
     register_alibi,
@@ -27,7 +28,9 @@ from torchvision.datasets import VisionDataset  # noqa: E402
 from torchvision.models.resnet import Bottleneck, ResNet  # noqa: E402
 from torchvision.transforms import ToTensor  # noqa: E402
 
+import eventloop_testing.case  # noqa: E402
 from eventloop_composer import Trainer  # noqa: E402
+from eventloop_composer.mirror import OtherDevice  # noqa: E402
 
 NUM_SAMPLES = 24
 BATCH = 8
@@ -278,6 +281,13 @@ MORE = {
 }
 
 
+def device_for(kind: Callable[..., Any]) -> Any:
+    """Returns the CPU, or under `--device pretend` that, of which Composer's own trainer has no object."""
+    if eventloop_testing.case.default_device == "cpu":
+        return "cpu"
+    return OtherDevice(torch.device("pretend", 0)) if kind is ComposerTrainer else "gpu"
+
+
 def trainer_of(kind: Callable[..., Any], case: Case, **given: Any) -> Any:
     """Returns a trainer of Composer's kind for a case; the model is drawn from one seed."""
     torch.manual_seed(SEED)
@@ -289,7 +299,8 @@ def trainer_of(kind: Callable[..., Any], case: Case, **given: Any) -> Any:
         "max_duration": "2ep",
         "algorithms": case.make(),
         "seed": SEED,
-        "device": "cpu",
+        "device": device_for(kind),
+        "precision": "fp32",
         "progress_bar": False,
     }
     return kind(**values | case.arguments | given)

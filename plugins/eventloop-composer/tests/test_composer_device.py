@@ -1,0 +1,40 @@
+"""On an accelerator that Composer has no object for, but torch has."""
+
+from __future__ import annotations
+
+import composer
+import torch
+from composer_cases import Case, ours, trained, trainer_of
+from composer_watched import linear
+
+from eventloop_testing import pretend_device as switched_on
+
+
+class Moves(composer.Callback):
+    """Has Composer's state move a tensor, as its algorithms do."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def batch_start(self, state, logger):
+        self.seen |= {state.device.tensor_to_device(torch.zeros(1)).device, state.batch[0].device}
+
+
+def test_what_composers_state_moves_is_there(pretend_device):
+    """Where the batches are."""
+    moves = Moves()
+
+    trainer_of(ours, Case(list, linear), device="gpu", callbacks=[moves]).fit()
+
+    assert moves.seen == {pretend_device}
+
+
+def test_it_trains_there_to_the_bits_of_the_cpu():
+    """Random numbers are drawn as on the host."""
+    expected = trained(ours, Case(list, linear), device="cpu")
+
+    with switched_on(draws_from_host=True):
+        actual = trained(ours, Case(list, linear), device="gpu")
+
+    for name, one in expected.items():
+        assert torch.equal(actual[name].cpu(), one)
