@@ -5,7 +5,8 @@
 Each trains the same perceptron with SGD and clipping, as its documentation shows, and logs a loss every
 hundred steps; counted is what a GPU's host would wait at (`item`, `bool`, `.cpu()`, a blocking copy of
 something computed) between the begins of steps 2 and 3. Frameworks that aren't installed, or don't run
-on this device, are rows with the reason. eventloop's own numbers are those of `host_reads.py`.
+on this device, are rows with the reason. Three of them train on eventloop's loop, too, by the packages for it. eventloop's own
+numbers are those of `host_reads.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -83,7 +85,7 @@ def of_ignite(device: torch.device, begins: Count) -> None:
     engine.run(DataLoader(DATA, 16), max_epochs=1)
 
 
-def of_lightning(device: torch.device, begins: Count) -> None:
+def of_lightning(device: torch.device, begins: Count, *, on_eventloop: bool = False) -> None:
     import lightning
     from lightning.pytorch.accelerators import CPUAccelerator
 
@@ -110,11 +112,20 @@ def of_lightning(device: torch.device, begins: Count) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    strategy = lightning.pytorch.strategies.SingleDeviceStrategy(device, accelerator=Pretend())
-    trainer = lightning.Trainer(
-        strategy=strategy, max_steps=STEPS, gradient_clip_val=CLIP, log_every_n_steps=100,
+    kind: Any = lightning.Trainer
+    given: Any = {}
+    if on_eventloop:
+        import eventloop_lightning
+
+        kind = eventloop_lightning.Trainer
+        given["settings"] = {"autoload": False}
+    else:
+        strategies = lightning.pytorch.strategies
+        given["strategy"] = strategies.SingleDeviceStrategy(device, accelerator=Pretend())
+    trainer = kind(
+        max_steps=STEPS, gradient_clip_val=CLIP, log_every_n_steps=100,
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_model_summary=False, **given,
     )  # fmt: skip
     trainer.fit(Module(), DataLoader(DATA, 16))
 
@@ -137,7 +148,7 @@ class WithLoss(nn.Module):
         return {"loss": cross_entropy(outputs, labels), "logits": outputs}
 
 
-def of_transformers(device: torch.device, begins: Count) -> None:
+def of_transformers(device: torch.device, begins: Count, *, on_eventloop: bool = False) -> None:
     import transformers
     from accelerate import PartialState
 
@@ -152,12 +163,15 @@ def of_transformers(device: torch.device, begins: Count) -> None:
             dataloader_pin_memory=False,
         )  # fmt: skip
         args.__dict__["_setup_devices"] = PartialState().device = device  # else it is the CPU
-        transformers.Trainer(
-            WithLoss(), args, train_dataset=Labelled(), callbacks=[Begins()]
-        ).train()
+        kind: Any = transformers.Trainer
+        if on_eventloop:
+            import eventloop_transformers
+
+            kind = eventloop_transformers.Trainer
+        kind(WithLoss(), args, train_dataset=Labelled(), callbacks=[Begins()]).train()
 
 
-def of_composer(device: torch.device, begins: Count) -> None:
+def of_composer(device: torch.device, begins: Count, *, on_eventloop: bool = False) -> None:
     import composer
     import composer.algorithms
     from composer.devices import DeviceCPU
@@ -188,22 +202,40 @@ def of_composer(device: torch.device, begins: Count) -> None:
             begins()
 
     net = Module()
-    composer.Trainer(
+    kind, place, given = composer.Trainer, Pretend(), {}
+    if on_eventloop:
+        import eventloop_composer
+
+        kind = eventloop_composer.Trainer
+        place, given = "gpu", {"precision": "fp32", "settings": {"autoload": False}}
+    kind(
         model=net, train_dataloader=DataLoader(DATA, 16), max_duration=f"{STEPS}ba",
-        optimizers=torch.optim.SGD(net.parameters(), lr=0.1), device=Pretend(),
+        optimizers=torch.optim.SGD(net.parameters(), lr=0.1), device=place,
         algorithms=[composer.algorithms.GradientClipping("norm", CLIP)], callbacks=[Begins()],
-        progress_bar=False,
+        progress_bar=False, **given,
     ).fit()  # fmt: skip
 
 
 # Each with what it imports: before the device is there, on which TorchScript doesn't run.
-LOOPS = {
+LOOPS: dict[str, tuple[str, Any]] = {
     "plain loop": ("torch", plain),
     "eventloop": ("eventloop", of_eventloop),
     "ignite": ("ignite.engine", of_ignite),
     "Lightning": ("lightning", of_lightning),
+    "Lightning's module on eventloop": (
+        "eventloop_lightning",
+        functools.partial(of_lightning, on_eventloop=True),
+    ),
     "transformers": ("transformers", of_transformers),
+    "transformers' trainer on eventloop": (
+        "eventloop_transformers",
+        functools.partial(of_transformers, on_eventloop=True),
+    ),
     "Composer": ("composer", of_composer),
+    "Composer's trainer on eventloop": (
+        "eventloop_composer",
+        functools.partial(of_composer, on_eventloop=True),
+    ),
 }
 
 
@@ -230,6 +262,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("eventloop_composer.importing").declare_operators()
     rows = {name: counted(*loop) for name, loop in LOOPS.items()}
     if arguments.json:
         print(json.dumps(rows, indent=1))

@@ -18,6 +18,13 @@ def in_silence(quiet_transformers: None) -> None:
     """Each test has a folder of its own, and transformers' log is quiet."""
 
 
+@pytest.fixture(autouse=True)
+def on_the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `--device` both trainers are there; accelerate asks torch for no device that it doesn't know."""
+    if (device := request.config.getoption("--device")) != "cpu":
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", f"{device}:0")
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three algorithms are installed, whatever else is."""

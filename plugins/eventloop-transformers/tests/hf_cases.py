@@ -26,7 +26,10 @@ from transformers import (
 )
 from transformers.optimization import Adafactor, AdafactorSchedule
 
+import eventloop_testing.case
+
 os.environ["HF_HUB_OFFLINE"] = "1"
+USE_CPU = eventloop_testing.case.default_device == "cpu"
 EVENTS = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
 # What the clock and the machine say.
 TIMES = ("_runtime", "_per_second", "step_time")
@@ -149,7 +152,7 @@ def arguments(folder: Path | str, **more: Any) -> TrainingArguments:
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": USE_CPU,
         **more,
     }
     return TrainingArguments(**given)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from hf_cases import gpt2, rows
+from hf_cases import USE_CPU, gpt2, rows
 
 from eventloop_check_loss import run
 from eventloop_check_loss.check import check
@@ -60,7 +60,7 @@ class Prefers(transformers.Trainer):
 
 
 def task(kind=transformers.Trainer, **more):
-    args = transformers.TrainingArguments("out", use_cpu=True, report_to="none", **more)
+    args = transformers.TrainingArguments("out", use_cpu=USE_CPU, report_to="none", **more)
     trainer = kind(model=gpt2(), args=args, train_dataset=rows(8))
     return loss_task(trainer, batch_size=8, pairs=kind is Prefers)
 

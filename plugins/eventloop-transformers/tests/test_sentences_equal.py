@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_cases import Recorder, differing, untimed
+from hf_cases import USE_CPU, Recorder, differing, untimed
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -31,7 +31,7 @@ def trained(on: Any, folder: Path, **more: Any) -> list[Any]:
     model = SentenceTransformer(modules=[Transformer(str(folder)), Pooling(16)], device="cpu")
     args = SentenceTransformerTrainingArguments(
         "out", per_device_train_batch_size=2, num_train_epochs=2, learning_rate=1e-2, logging_steps=2,
-        save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, **more,
+        save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=USE_CPU, **more,
     )  # fmt: skip
     recorder = Recorder()
     trainer = on(SentenceTransformerTrainer)(

@@ -41,7 +41,8 @@ def trained(folder: Path, **more: Any) -> list[Any]:
 
 
 def test_setfit_is_trained_as_on_its_own_loop(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """Body and head, with one line: the class of which its trainer makes one."""
+    """Body and head, with one line: the class of which its trainer makes one. Both are on the CPU."""
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
     *expected, _ = trained(tmp_path / "theirs")
     kind = setfit.trainer.BCSentenceTransformersTrainer
     monkeypatch.setattr(setfit.trainer, "BCSentenceTransformersTrainer", on_eventloop(kind))

@@ -14,7 +14,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 import datasets
 import torch
 import trl
-from hf_cases import Recorder, files_in, untimed
+from hf_cases import USE_CPU, Recorder, files_in, untimed
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -121,7 +121,7 @@ def common(out: str, **more: Any) -> dict[str, Any]:
     return {
         "output_dir": out, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2,
         "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2, "save_strategy": "no",
-        "report_to": [], "disable_tqdm": True, "use_cpu": True, "bf16": False,
+        "report_to": [], "disable_tqdm": True, "use_cpu": USE_CPU, "bf16": False,
         "gradient_checkpointing": False, **more,
     }  # fmt: skip
 
