@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_folder import read_checkpoint, write_checkpoint
 from eventloop_mlflow import Mlflow
-from eventloop_mlflow.beside import Beside
+from eventloop_mlflow.beside import _THREADS, Beside
 from eventloop_mlflow.tracking import TrackedRun
 from eventloop_testing import (
     differences,
@@ -463,6 +464,55 @@ def test_a_store_that_fails_for_a_while_gets_the_numbers_later(
     _, _, logged = in_one_go
     assert len(warned) == 1
     assert store.numbers() == [row for row in logged if row[0] != "own"]
+
+
+def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, monkeypatch):
+    """One that is gone once the run is made and before it is described."""
+    log_dict, errors = MlflowClient.log_dict, [MlflowException("the server is gone")] * 2
+
+    def fails_twice(*args):
+        if errors:
+            raise errors.pop()
+        log_dict(*args)
+
+    monkeypatch.setattr(MlflowClient, "log_dict", fails_twice)
+    with pytest.warns(UserWarning, match="the run goes on"):
+        fit(tmp_path, store, options={"on_error": "warn", "send_every_s": 0})
+
+    assert store.run().info.status == "FINISHED"
+    assert not errors
+
+
+def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, monkeypatch):
+    """Two that send the same numbers would send them twice, or drop what is new."""
+    is_at_end, senders, num_senders = threading.Event(), set(), []
+    send = TrackedRun.send
+
+    class Ends:
+        @hookimpl
+        def batch_end(self, state):
+            if state.clock.batch == 2:  # the first thread, which begins the run, has ended
+                for thread in tuple(_THREADS):
+                    thread.join()
+            if state.clock.batch == 9:
+                is_at_end.set()
+
+    def late(*args):
+        senders.add(threading.current_thread())
+        if not num_senders and threading.current_thread() is not threading.main_thread():
+            assert is_at_end.wait(60)
+            for _ in range(2):  # the first asks for the end, the second interrupts a wait
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)
+            num_senders.append(len(senders))
+        send(*args)
+
+    monkeypatch.setattr(TrackedRun, "send", late)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, store, Ends(), checkpoint_interval="none", options={"send_every_s": 0})
+
+    assert num_senders == [1]
+    assert store.run().info.status == "KILLED"
 
 
 def test_a_store_that_is_never_there_lets_a_run_go_on(tmp_path, store):

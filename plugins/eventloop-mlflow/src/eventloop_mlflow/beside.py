@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from threading import Thread, current_thread
 from typing import Generic, TypeVar
 
@@ -33,6 +33,10 @@ class Beside(Generic[T]):
     def is_done(self) -> bool:
         """Returns whether the call has returned or raised."""
         return self._future.done()
+
+    def wait(self) -> None:
+        """Waits until the call has returned or raised."""
+        wait([self._future])
 
     def result(self) -> T:
         """Waits for the call; returns what it returned, or raises what it raised."""

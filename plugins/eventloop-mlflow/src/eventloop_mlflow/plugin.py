@@ -189,16 +189,22 @@ class Mlflow:
         uri, start_ms = str(self.tracking_uri), time.time_ns() // 1_000_000
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
 
+        made: TrackedRun | None = None  # by an attempt that failed later: no second run
+
         def begin() -> TrackedRun:
             from eventloop_mlflow.tracking import TrackedRun
 
+            nonlocal made
             found = TrackedRun.again(uri, experiment, run_id, run_dir) if goes_on else None
             if found is not None:
                 # Without a state of its own it knows no more than where the run goes on.
                 found.leave_out(batch if run_id is None else step, told)
                 found.set_status("RUNNING")
-            name = self.run_name or run_dir.name
-            run = found or TrackedRun.begin(uri, experiment, name, run_dir, start_ms)
+            elif made is None:
+                name = self.run_name or run_dir.name
+                made = TrackedRun.begin(uri, experiment, name, run_dir, start_ms)
+            run = found or made
+            assert run is not None
             run.describe(manifest)
             return run
 
@@ -220,8 +226,9 @@ class Mlflow:
 
     def _settle(self) -> None:
         """Waits for the thread, if there is one; its failure is dealt with."""
-        beside, self._beside = self._beside, None
-        if beside is not None:
+        if self._beside is not None:
+            self._beside.wait()  # Ctrl-C here leaves to the thread what it sends
+            beside, self._beside = self._beside, None
             self._tried(beside.result)
 
     def _now(self, call: Callable[[TrackedRun], None]) -> None:
