@@ -29,10 +29,10 @@ from eventloop.errors import (
 )
 from eventloop.fixes import allowing, as_set
 from eventloop.plugin.lock_digests import first_runs
-from eventloop.run.checks import check_trainable, warn_of_zero_rates
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table
 from eventloop.run.resume import NOTHING, Allowed
+from eventloop.run.start_checks import check_trainable, warn_of_zero_rates
 from eventloop.signals import Signals
 from eventloop.state import State
 from eventloop.training.evaluation import try_evaluation

@@ -24,7 +24,10 @@ from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.rng import kept_generators, seed_everything, seed_rank
-from eventloop.run.checks import (
+from eventloop.run.resume import NOTHING, Allowed, find_start
+from eventloop.run.run_manifest import parameters_of
+from eventloop.run.runtime import Run
+from eventloop.run.start_checks import (
     check_eval_dataloaders,
     check_evaluation,
     check_memory,
@@ -32,9 +35,6 @@ from eventloop.run.checks import (
     check_optimizers,
     require_usable,
 )
-from eventloop.run.resume import NOTHING, Allowed, find_start
-from eventloop.run.run_manifest import parameters_of
-from eventloop.run.runtime import Run
 from eventloop.task import Task
 from eventloop.training.compiling import require_layers
 

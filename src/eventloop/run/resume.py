@@ -20,7 +20,6 @@ from eventloop.errors import CheckpointError, ResumeError, as_first
 from eventloop.fixes import allowing, as_set, pip
 from eventloop.mesh import Layout
 from eventloop.naming import fold
-from eventloop.run.checks import warn_of_resume_risks
 from eventloop.run.differences import (
     MadeWith,
     config_differences,
@@ -28,6 +27,7 @@ from eventloop.run.differences import (
     task_differences,
 )
 from eventloop.run.run_manifest import FILE as MANIFEST
+from eventloop.run.start_checks import warn_of_resume_risks
 from eventloop.training.loop_entry import Entry
 from eventloop.urls import Place, Url, place_of
 
