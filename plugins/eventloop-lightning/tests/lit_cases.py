@@ -400,6 +400,13 @@ CASES = {
 }
 
 
+def on_the_device(trainer: pl.Trainer) -> pl.Trainer:
+    """Has a trainer train on the pretend accelerator under `--device`; Lightning's can't choose it."""
+    if DEVICE == "pretend":
+        take_device(trainer.strategy, torch.device("pretend", 0))
+    return trainer
+
+
 def fitted(
     trainer: type[pl.Trainer],
     case: Case,
@@ -416,8 +423,7 @@ def fitted(
         more["settings"] = {"autoload": False, **more.get("settings", {})}
     arguments = {**QUIET, **case.arguments, **more}
     made = trainer(callbacks=[*case.callbacks(), *(callbacks or [])], **arguments)
-    if DEVICE == "pretend":  # which Lightning's trainer can't choose
-        take_device(made.strategy, torch.device("pretend", 0))
+    on_the_device(made)
     made.fit(module, *case.data(), ckpt_path=ckpt_path)
     return module, made
 

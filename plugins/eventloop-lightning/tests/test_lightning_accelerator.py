@@ -9,9 +9,11 @@ from lit_cases import DATA
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
+from torchmetrics import MeanSquaredError
 
 import eventloop_lightning
 from eventloop_lightning.accelerator import take_device
+from eventloop_lightning.self_log_results import put_counts
 from eventloop_testing import counted_waits, isolated_trainer
 from eventloop_testing import pretend_device as switched_on
 
@@ -93,6 +95,19 @@ def test_no_step_reads_the_device(pretend_device):
     assert module.num_waits[1] == module.num_waits[5]  # in the first epoch
 
 
+def test_metrics_of_a_module_go_on_where_they_are(pretend_device):
+    """A checkpoint has their sums on the host."""
+    module = Module()
+    module.error = MeanSquaredError()
+    module.to(pretend_device)
+    sums = {"sum_squared_error": torch.tensor(3.0), "total": torch.tensor(1)}
+
+    put_counts(module, {"error": {"values": sums, "updates": 1}})
+
+    module.error(*torch.tensor([[1.0], [0.0]], device=pretend_device))
+    assert module.error.compute().item() == 2
+
+
 @pytest.mark.parametrize("device", ["cpu", "pretend"])
 def test_the_device_of_the_settings_counts(tmp_path, pretend_device, device):
     """Also the CPU, where there is an accelerator."""
@@ -110,6 +125,7 @@ def test_an_accelerator_that_is_not_there_is_not_replaced(pretend_device):
         trained(accelerator="cuda")
 
 
+@pytest.mark.about_cpu
 def test_a_gpu_that_is_not_there_is_not_the_cpu():
     """Lightning says so, as by itself."""
     with pytest.raises(Exception, match="No supported gpu backend"):

@@ -33,15 +33,15 @@ def test_a_file_has_the_weights_of_its_score(name, at_end, tmp_path):
     more = {"enable_checkpointing": True, "max_epochs": 4}
     averages = [AVERAGES[name]()]
     module, trainer = fitted(Trainer, Case(Net), callbacks=[saves], algorithms=averages, **more)
-    last = {key: one.clone() for key, one in module.state_dict().items()}
+    last = {key: one.cpu().clone() for key, one in module.state_dict().items()}
 
     for path, score in saves.best_k_models.items():
         (found,) = trainer.validate(module, loaders()[1], ckpt_path=path, verbose=False)
         assert found["val_loss"] == score.item()
     file = torch.load(tmp_path / "epoch=3.ckpt")
     trained = file["eventloop"]["parts"]["model"]
-    assert all(torch.equal(file["state_dict"][key], one) for key, one in last.items())
-    assert not torch.equal(trained["net.0.weight"], last["net.0.weight"])
+    assert all(torch.equal(file["state_dict"][key].cpu(), one) for key, one in last.items())
+    assert not torch.equal(trained["net.0.weight"].cpu(), last["net.0.weight"])
 
 
 @pytest.mark.parametrize("name", AVERAGES)
@@ -53,7 +53,7 @@ def test_validation_after_the_fit_is_that_of_its_end(name):
     (found,) = trainer.validate(module, loaders()[1], verbose=False)
 
     assert found["val_loss"] == score
-    is_same = torch.equal(trainer.averages["net.0.weight"], module.net[0].weight)
+    is_same = torch.equal(trainer.averages["net.0.weight"].cpu(), module.net[0].weight.cpu())
     assert is_same == (name == "ema")  # swa adds to its mean after the last validation
 
 
@@ -87,4 +87,4 @@ def test_weights_alone_are_the_average(tmp_path):
     file = torch.load(tmp_path / "w.ckpt")
 
     assert "eventloop" not in file
-    assert torch.equal(file["state_dict"]["net.0.weight"], module.net[0].weight)
+    assert torch.equal(file["state_dict"]["net.0.weight"].cpu(), module.net[0].weight.cpu())

@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lit_cases import DATA, QUIET, Case, Measures, Moves, Net, fitted, loaders, told
+from lit_cases import DATA, QUIET, Case, Measures, Moves, Net, fitted, loaders, on_the_device, told
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
@@ -239,7 +239,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def weights_under(trainer: type[pl.Trainer], **more: Any) -> list[Any]:
     pl.seed_everything(1, verbose=False)
     module = Net()
-    trainer(**QUIET, **more).fit(module, *loaders())
+    on_the_device(trainer(**QUIET, **more)).fit(module, *loaders())
     return [one.tolist() for one in module.state_dict().values()]
 
 

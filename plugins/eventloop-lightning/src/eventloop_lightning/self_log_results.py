@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
 
 # Private: what the loops of Lightning collect numbers with (lightning 2.6.6).
@@ -127,9 +128,9 @@ def counts_of(module: LightningModule) -> dict[str, Any]:
 
 
 def put_counts(module: LightningModule, counts: Mapping[str, Any]) -> None:
-    """Has the metrics of a module go on from what `counts_of` returned."""
+    """Has the metrics of a module go on from what `counts_of` returned, where the metrics are."""
     for name, kept in counts.items():
         metric = module.get_submodule(name)
         for field, value in kept["values"].items():
-            setattr(metric, field, value)
+            setattr(metric, field, move_data_to_device(value, metric.device))
         metric._update_count = kept["updates"]

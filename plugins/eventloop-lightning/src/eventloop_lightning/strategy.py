@@ -131,9 +131,10 @@ class Ranks(RunsOnLoop, ParallelStrategy):
         super().setup_environment()
 
     def model_to_device(self) -> None:
-        """Moves the model to the device of this process."""
+        """Moves the model to the device of this process, where DDP may hold its parameters already."""
         assert self.model is not None
-        self.model.to(self.root_device)
+        if any(one.device != self.root_device for one in self.model.parameters()):
+            self.model.to(self.root_device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduces a tensor over the ranks."""
