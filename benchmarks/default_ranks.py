@@ -56,12 +56,12 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "DDP, 64 wide": Row(64, num_batches=300),
-    "DDP, 64 wide, 4 microbatches": Row(64, microbatches=4, num_batches=150),
+    "DDP, 64 wide": Row(64, num_batches=600),
+    "DDP, 64 wide, 4 microbatches": Row(64, microbatches=4, num_batches=600),
     "DDP, 64 wide, clipping, a metric, a number a step": Row(
-        64, clips=True, logs=True, num_batches=200
+        64, clips=True, logs=True, num_batches=600
     ),
-    "DDP, 256 wide": Row(256, num_batches=150),
+    "DDP, 256 wide": Row(256, num_batches=400),
     "DDP, 1,024 wide": Row(1024),
     "DDP, 1,024 wide, 4 microbatches": Row(1024, microbatches=4, num_batches=50),
     "DDP, 1,024 wide, bf16": Row(1024, bf16=True),
