@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 from eventloop import ResumeError, Task, Trainer, TrainerBuilder, schedules
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.saved_tensors import SavedTensor
-from eventloop.errors import UsageError
+from eventloop.errors import CheckpointError, UsageError
 from eventloop.run.resume import NOTHING, Allowed
 from eventloop_testing.case import tiny_batches, tiny_task
 
@@ -298,6 +298,21 @@ def test_a_model_of_another_shape_is_refused_in_a_sentence(run):
 
     with pytest.raises(Exception, match="doesn't fit this model"):
         run(given=tiny_task(model=lambda: nn.Sequential(nn.Linear(3, 9), nn.Linear(9, 3))))
+
+
+def test_weights_that_vanish_before_they_are_read_are_told_of(run, clean):
+    """As those do that one process evaluates while another trains, which keeps the newest alone."""
+    from torch import nn
+
+    run("2ba")
+
+    def model():
+        for path in clean.rglob("model.safetensors"):
+            path.unlink()
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    with pytest.raises(CheckpointError, match=r"^the checkpoint '.*' can't be used: model.safet"):
+        run(given=tiny_task(model=model))
 
 
 def test_never_refuses_a_folder_that_holds_a_run(run):

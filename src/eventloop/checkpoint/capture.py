@@ -190,18 +190,23 @@ def restore_model(
             are whole.
 
     Raises:
-        CheckpointError: it has something else.
+        CheckpointError: it has something else, or its files have changed.
     """
     if left_out is not None and strict:
         require_same_rest(state, hooks, weights, left_out)
         weights = {**state.model.state_dict(), **weights}
-    own = state.model.state_dict()
+    own, saved = state.model.state_dict(), weights
     if any(sharded(one) is not None for one in own.values()):
         weights = {name: shards_like(one, own.get(name)) for name, one in weights.items()}
     elif not _is_sharded(state, hooks):
         is_core = state.owner("restore_model") == "core"
         weights = unread(weights) if is_core else read_all(weights)
-    hooks.restore_model(state, weights, strict)
+    try:
+        hooks.restore_model(state, weights, strict)
+    except RuntimeError:
+        for one in saved.values():  # torch puts what a read raises among errors of shapes
+            read_all(one)
+        raise
 
 
 def _optimizer_states(state: State, hooks: Plans, saved: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -274,10 +279,7 @@ def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
         name: {
             "kind": f"{type(one).__module__}.{type(one).__qualname__}",
             "groups": [
-                {
-                    key: json_value(_value(group.get(key, value)))
-                    for key, value in one.defaults.items()
-                }
+                {key: _value(group.get(key, value)) for key, value in one.defaults.items()}
                 for group in one.param_groups
             ],
         }
@@ -286,7 +288,7 @@ def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
+    return json_value(value.tolist() if isinstance(value, Tensor) else value)
 
 
 class Snapshot:

@@ -120,9 +120,7 @@ def is_alike(one: Any, other: Any) -> bool:
         if isinstance(other, tuple) and len(one) != len(other):
             return False
         return not other or (bool(one) and all(is_alike(entry, other[0]) for entry in one))
-    if isinstance(other, Mapping):
-        return isinstance(one, Mapping)
-    return isinstance(one, type(other))
+    return isinstance(one, Mapping if isinstance(other, Mapping) else type(other))
 
 
 def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
