@@ -13,7 +13,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from eventloop.training.optimizers import could_be_fused, drop_gradients, step, wants_closure
+from eventloop.training.optimizers import (
+    could_be_fused,
+    drop_gradients,
+    require_optimizer,
+    step,
+    wants_closure,
+)
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -199,3 +205,13 @@ def test_an_optimizer_may_have_no_learning_rate(make_trainer, make_task, make_pl
             trainer.fit(until=until)
 
     assert names == {"train/loss"}
+
+
+def test_a_group_that_was_added_in_training_is_named(params):
+    """A resume builds the optimizer as it was at the start."""
+    optimizer = SGD(params, lr=0.1)
+    saved = optimizer.state_dict()
+    saved["param_groups"] = [*saved["param_groups"], {**saved["param_groups"][0], "params": [9]}]
+
+    with pytest.raises(ValueError, match="2 param_groups, not 1; add all at the start"):
+        require_optimizer(optimizer, saved)

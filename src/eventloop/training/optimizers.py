@@ -129,9 +129,10 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError, LookupError, TypeError: it isn't one that this optimizer could have had.
     """
-    for idx, (now, then) in enumerate(
-        zip(optimizer.param_groups, state["param_groups"], strict=True)
-    ):
+    groups, saved = optimizer.param_groups, state["param_groups"]
+    if len(groups) != len(saved):
+        raise ValueError(f"{len(saved)} param_groups, not {len(groups)}; add all at the start")
+    for idx, (now, then) in enumerate(zip(groups, saved, strict=True)):
         for name, value in now.items():
             if name not in then:
                 raise ValueError(f"param_groups[{idx}] has no {name!r}")
@@ -144,7 +145,7 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         raise TypeError(f"state is {a(type(state['state']).__name__)}")
     if type(optimizer).__module__.startswith("torch.optim"):
         options = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
-        for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for now, then in zip(groups, saved, strict=True):
             # Its constructor knows the ranges of its options, and which shapes it takes.
             like = [torch.zeros((1,) * one.dim(), dtype=one.dtype) for one in now["params"][:1]]
             type(optimizer)(like, **{name: then[name] for name in options})
