@@ -249,8 +249,7 @@ def unusable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointEr
 
 def require_checkpoints(path: Path) -> list[Path]:
     """Returns the checkpoints that a path refers to; raises UsageError if there is none."""
-    paths = checkpoints_at(path)
-    if not paths:
+    if not (paths := checkpoints_at(path)):
         raise UsageError(
             why_none(path), fix="name the folder of a run that has saved, or that of a checkpoint"
         )

@@ -215,8 +215,7 @@ class Saver:
         """Raises ResumeError if another process has continued this run."""
         now = state.clock.batch
         # One that is damaged was passed over when the trainer was built.
-        newest = self._store.newest_after(now)
-        if newest is not None:
+        if (newest := self._store.newest_after(now)) is not None:
             raise ResumeError(
                 f"the run has gone on to batch {newest} since this trainer was built at batch {now}",
                 fix="build the trainer again, or give another run_dir",

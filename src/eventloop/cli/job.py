@@ -161,8 +161,7 @@ def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path |
     Raises:
         UsageError: its folder doesn't exist, or it has the wrong suffix.
     """
-    path = arguments.path(name)
-    if path is not None:
+    if (path := arguments.path(name)) is not None:
         require_writable(path, f"{flag(name)} ", suffix)
     return path
 

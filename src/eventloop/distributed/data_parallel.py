@@ -48,6 +48,7 @@ from eventloop.distributed.processes import (
 )
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
+from eventloop.distributed.thread_location import wait_for
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, PluginError, SettingError, TaskError
 from eventloop.fixes import as_set
@@ -169,12 +170,7 @@ class DataParallel(Processes):
             return Parts(weights, lambda: own) if len(weights) > 1 else WHOLE
         total = on_device(sum(weights), state.device)
         work = dist.all_reduce(total, group=self.aside, async_op=True)
-
-        def mean() -> Tensor:
-            work.wait()
-            return (total / self.world_size).float()
-
-        return Parts(weights, mean)
+        return Parts(weights, lambda: wait_for(work) and (total / self.world_size).float())
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
         """Averages gradients over the ranks, unless a plugin's strategy does it."""
@@ -219,7 +215,7 @@ class DataParallel(Processes):
         ends = array("q", (digest, -digest))
         both = torch.frombuffer(ends, dtype=torch.int64)
         work = dist.all_reduce(both, op=dist.ReduceOp.MIN, group=self.host, async_op=True)
-        return lambda: work.wait() and ends[0] == -ends[1]
+        return lambda: wait_for(work) and ends[0] == -ends[1]
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
         """Compares weights; of those that a plugin's strategy manages, copies of shards alone."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from eventloop.distributed.processes import Exchange
 from eventloop.distributed.rank_store import bulletin
+from eventloop.distributed.thread_location import wait_for
 from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ExchangeOfRanks(Exchange):
         processes = self._processes
         if self._work is None:
             return state.count.samples * processes.data_world_size, 0, 0.0
-        self._work.wait()
+        wait_for(self._work)
         samples, tokens, seconds, weight, stops, checkpoints = self._sums
         if weight != self._sent * processes.world_size:
             raise _uneven(self._num_batches, self._sent, weight)

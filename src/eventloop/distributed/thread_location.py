@@ -13,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
+from typing import Any, Literal
 
 import torch
 
@@ -35,10 +36,17 @@ def line_of_error(error: BaseException) -> str:
     return _line([*traceback.walk_tb(error.__traceback__)][::-1])
 
 
+def wait_for(work: Any) -> Literal[True]:
+    """Waits for an asynchronous collective, in a frame that `waits_in_collective` knows."""
+    work.wait()
+    return True
+
+
 def waits_in_collective(ident: int) -> bool:
-    """Returns whether a thread is in a function of `torch.distributed`."""
+    """Returns whether a thread is in a function of `torch.distributed`, or in `wait_for`."""
     within = itertools.takewhile(lambda one: not _is_telling(one[0]), _frames_of(ident))
-    return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame, _ in within)
+    codes = [frame.f_code for frame, _ in within]
+    return any(one is _WAIT or one.co_filename.startswith(_COLLECTIVES) for one in codes)
 
 
 def held_up_in_finally(ident: int) -> BaseException | None:
@@ -53,9 +61,11 @@ def held_up_in_finally(ident: int) -> BaseException | None:
     if error is None or not waits_in_collective(ident):
         return None
     passed = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
-    return (
-        error if any(one in passed and _is_in_finally(one, line) for one, line in frames) else None
-    )
+    is_held = any(one in passed and _is_in_finally(one, line) for one, line in frames)
+    return error if is_held else None
+
+
+_WAIT = wait_for.__code__
 
 
 def _is_in_finally(frame: FrameType, line: int) -> bool:
@@ -82,8 +92,7 @@ def _hook_of(frame: FrameType) -> str:
     code = frame.f_code
     if code.co_name in HOOKS and code.co_filename.startswith(_PACKAGE):
         return f"in {code.co_name}"
-    found = implementations_of(frame)
-    if not found:
+    if not (found := implementations_of(frame)):
         return ""
     hooks = " or ".join(dict.fromkeys(one.hook.name for one in found))
     plugins = " or ".join(dict.fromkeys(f"{one.plugin.role} {one.plugin.origin}" for one in found))
@@ -94,7 +103,7 @@ def _is_telling(frame: FrameType) -> bool:
     """Returns whether a frame is neither torch's nor Python's, where all waits look alike."""
     filename = frame.f_code.co_filename
     is_python_s = filename.startswith((_PYTHON, "<frozen")) and "site-packages" not in filename
-    return not is_python_s and not filename.startswith(_TORCH)
+    return not (is_python_s or filename.startswith(_TORCH) or frame.f_code is _WAIT)
 
 
 def _frames_of(ident: int) -> list[tuple[FrameType, int]]:

@@ -277,8 +277,7 @@ class _Watchdog:
         """Posts an exception that is held by a `finally` block which waits for other ranks."""
         if self._board.has_failed or time.monotonic() - self._moved_at < _HELD_UP_S:
             return
-        error = held_up_in_finally(self._watched)
-        if error is not None:
+        if (error := held_up_in_finally(self._watched)) is not None:
             self._failure = post(self._board, error)
             self._ends_at = time.monotonic()
 
@@ -288,8 +287,7 @@ class _Watchdog:
         Only the rank whose ring neighbour is ahead reads all records.
         """
         board = self._board
-        rank = (board.rank + 1) % board.world_size
-        following = board.member(rank) if self._waits() else None
+        following = board.member((board.rank + 1) % board.world_size) if self._waits() else None
         if following is None or following.num_batches <= board.num_batches:
             return
         others = [one for rank, one in board.members().items() if rank != board.rank]
