@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 import random
 
 import numpy as np
@@ -291,8 +292,10 @@ def test_a_seeded_data_set_can_be_sent_to_a_worker():
 
 
 @pytest.mark.nightly
-def test_workers_that_are_no_forks_draw_the_same():
+def test_workers_that_are_no_forks_draw_the_same(monkeypatch):
     """The epoch reaches them through memory that is shared."""
+    # Their data set is this module's, which they import; pytest-xdist has no such path.
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
     loader = DataLoader(Drawing(), 4, num_workers=1, multiprocessing_context="spawn")
 
     assert rows(loader, epoch=2) == rows(DataLoader(Drawing(), 3), epoch=2)
