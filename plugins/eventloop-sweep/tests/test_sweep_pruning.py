@@ -45,9 +45,9 @@ def best_before(study):
     )
 
 
-def fit(folder, trial, dies=None, task=None, **given):
+def fit(folder, trial, dies=None, task=None, metric="min test/loss", **given):
     """Trains 9 batches in 3 epochs, and evaluates after each batch."""
-    pruning = Pruning(study="s", trial=trial, metric="min test/loss", pruner=PRUNER)
+    pruning = Pruning(study="s", trial=trial, metric=metric, pruner=PRUNER)
     settings = {"max_duration": "3ep", "eval_interval": "1ba", "checkpoint_interval": "2ba"}
     plugins = {"callbacks": [pruning], "algorithms": [dies or Dies()]}
     with isolated_trainer(folder, task, **plugins, **(settings | given)) as trainer:
@@ -65,6 +65,20 @@ def test_each_evaluation_is_reported(tmp_path, study):
     assert (batch, reason) == (9, None)
     assert list(found.intermediate_values) == list(range(1, 10))
     assert found.intermediate_values[9] == history[-1]["test/loss"]
+
+
+def test_a_trial_by_its_train_loss_runs_to_its_end(tmp_path, study):
+    """No evaluation has it, and a task may have no data to evaluate with."""
+    best_before(study)
+    trial = study.ask()
+
+    batch, reason, _ = fit(
+        tmp_path, trial.number, task=tiny_task(eval_dataloaders=None), metric="min train/loss",
+        eval_interval=None,
+    )  # fmt: skip
+
+    assert (batch, reason) == (9, None)
+    assert study.trials[-1].intermediate_values == {}
 
 
 def test_a_trial_that_is_worse_than_others_is_stopped(tmp_path, study):

@@ -45,7 +45,8 @@ class Pruning:
     @hookimpl
     def fit_start(self, state: StateView) -> None:
         """Opens the study, and stops at once a run that was pruned before it was killed."""
-        self._named = find_metric(_WHAT, self.metric, state)
+        if not self.metric.rpartition(" ")[2].startswith("train/"):  # which no evaluation has
+            self._named = find_metric(_WHAT, self.metric, state)
         if state.rank:
             return
         self._storage = open_storage(os.environ[STORAGE_VARIABLE], is_new=False)
