@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import venv
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -74,7 +74,7 @@ def package(tmp_path: Path) -> Path:
 def python(clean: Path, tmp_path: Path) -> Run:
     """Runs Python in a fresh environment that sees what is installed in the running one."""
     home = tmp_path / "venv"
-    venv.create(home, symlinks=os.name != "nt", with_pip=importlib.util.find_spec("pip") is None)
+    venv.create(home, symlinks=os.name != "nt", with_pip=not any(distributions(name="pip")))
     (site,) = home.rglob("site-packages")
     running = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
     source = str(Path(eventloop.__file__).parents[1])  # where it isn't installed
