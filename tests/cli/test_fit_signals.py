@@ -21,9 +21,11 @@ from eventloop import Task, hookimpl
 
 class Saves:
     name = "saves"
+    saved = None
 
     @hookimpl
     def save_checkpoint(self, state):
+        self.saved = state.clock.batch
         # In one piece, since two ranks write.
         os.write(1, f"saved {state.clock.batch}\n".encode())
         return Path("nowhere")
@@ -32,6 +34,8 @@ class Saves:
     def batch_end(self, state):
         if state.rank == 0 and state.clock.batch == 3:
             print("trains", flush=True)
+        if state.rank == 0 and self.saved == state.clock.batch - 1:
+            print("goes on", flush=True)
 
 
 def task():
@@ -135,6 +139,7 @@ def test_a_checkpoint_is_saved_once_and_training_goes_on(start):
     running.read_until("trains")
     running.process.send_signal(signal.SIGUSR1)
     first, second = running.line(), running.line()
+    running.read_until("goes on")
     running.process.terminate()
     status, out, _ = running.end()
 
