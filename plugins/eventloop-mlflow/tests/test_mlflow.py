@@ -145,11 +145,15 @@ def fit_and_die(folder, store, batch, *, by_kill=False, **given):
         with pytest.raises(EOFError):
             fit(folder, store, Dies(batch), **given)
         return
+    fit_in_a_fork(folder, store, Dies(batch, None), **given)
+
+
+def fit_in_a_fork(folder, store, dies, **given):
     child = os.fork()
     if not child:
         torch.set_num_threads(1)  # a fork has none of the threads of the pool
         try:
-            fit(folder, store, Dies(batch, None), **given)
+            fit(folder, store, dies, **given)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -257,6 +261,38 @@ def test_a_resumed_run_goes_on_with_its_numbers_once(tmp_path, store, in_one_go,
     _, _, logged = in_one_go
     assert store.numbers() == [row for row in logged if row[0] != "own"]
     assert store.run().info.status == "FINISHED"
+
+
+class LogsTwice:
+    """Logs a number before a checkpoint and after it, of one batch; or dies between the two."""
+
+    name = "logs-twice"
+    free_options = ("dies",)
+
+    def __init__(self, dies=False):
+        self.dies = dies
+
+    @hookimpl
+    def batch_end(self, state):
+        state.log("twice", 1.0)
+
+    @hookimpl
+    def epoch_end(self, state):
+        if self.dies:
+            while not (state.run_dir / "checkpoints" / "ba00000003").is_dir():
+                time.sleep(0.01)  # a thread writes it
+            os._exit(9)
+        state.log("twice", 2.0)
+
+
+def test_what_was_told_before_a_checkpoint_is_told_apart(tmp_path, store):
+    """Of one name at one batch: the first was sent with the checkpoint, the second never."""
+    fit_in_a_fork(tmp_path, store, LogsTwice(dies=True), checkpoint_interval="3ba")
+
+    fit(tmp_path, store, LogsTwice(), checkpoint_interval="3ba")
+
+    at_3 = [value for name, step, value in store.numbers() if (name, step) == ("twice", 3)]
+    assert at_3 == [1.0, 2.0]
 
 
 def test_texts_are_files_of_the_run(in_one_go):
