@@ -476,6 +476,25 @@ def test_a_longer_run_at_rates_of_0_is_warned_of_whatever_made_them(kind, tmp_pa
         trainer.fit()
 
 
+def test_a_schedule_of_eventloop_warns_itself(tmp_path):
+    """Once, after a batch that was trained at 0; at the resume nothing is said beside it."""
+
+    def build(duration):
+        task = tiny_task(scheduler=schedules.linear(duration="3ba"))
+        given = {"max_duration": duration, "checkpoint_interval": "1ba"}
+        return isolated_trainer(tmp_path, task, allowed=Allowed(config_change=True), **given)
+
+    with build("3ba") as trainer:
+        trainer.fit()
+    with (
+        build("6ba") as trainer,
+        pytest.warns(UserWarning, match="rate has been 0 since") as warned,
+    ):
+        trainer.fit()
+
+    assert len(warned) == 1
+
+
 def test_a_longer_run_at_other_rates_is_not_warned_of(tmp_path):
     """Control, with every warning an error: one group of two that is frozen at 0, too."""
     task = tiny_task(
