@@ -74,7 +74,7 @@ def test_a_task_of_hooks_may_say_that_its_loss_broadcasts(make_trainer, may):
 
     class Broadcasts:
         loss_may_broadcast = may
-        build_model = hookimpl(lambda self, state: nn.Linear(3, 1))
+        build_model = hookimpl(lambda self, state: nn.Linear(3, 1).to(state.device))
         build_optimizers = hookimpl(
             lambda self, state: {"sgd": SGD(state.model.parameters(), lr=0.1)}
         )
