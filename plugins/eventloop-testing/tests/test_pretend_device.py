@@ -85,7 +85,7 @@ def test_a_trainer_ends_with_the_hosts_bits(given, make_trainer, pretend_device)
 MIXED = {
     "operator": lambda device: torch.ones(2, device=device) + torch.ones(2),
     "host first": lambda device: torch.ones(2) * torch.ones(2, device=device),
-    "index": lambda device: torch.ones(2, device=device)[torch.tensor([0])],
+    "index": lambda device: torch.ones(2)[torch.tensor([0], device=device)],
     "list": lambda device: torch.cat([torch.ones(2, device=device), torch.ones(2)]),
     "out": lambda device: torch.add(torch.ones(2), 1, out=torch.ones(2, device=device)),
     "generator": lambda device: torch.randn(2, device=device, generator=torch.Generator()),

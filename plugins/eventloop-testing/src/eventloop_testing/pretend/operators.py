@@ -12,7 +12,12 @@ from eventloop_testing.pretend import generators, private
 from eventloop_testing.pretend.errors import MixedDevicesError
 
 aten = torch.ops.aten
-_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+_INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,  # in the backward pass of `index`
+}
 _MASKS = (torch.bool, torch.uint8)
 _SIZE_FOLLOWS_FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -67,11 +72,51 @@ def described(func: Any) -> Operator:
 
 def indexes_with_mask(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator picks values by a mask, whose result has a length that the host must know."""
-    if func not in _INDEXING:
+    if func not in _INDEXING or _fills(args):
         return False
-    is_fill = len(args) > 2 and args[2].numel() == 1
-    masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype in _MASKS]
-    return bool(masks) and not is_fill
+    return any(_is_mask(one) and not one.is_cpu for one in args[1])
+
+
+class FromHost(NamedTuple):
+    """What an operator takes from the host's memory beside tensors of the device.
+
+    Args:
+        ids: of the tensors.
+        has_to_wait: whether the host waits until they are copied.
+    """
+
+    ids: frozenset[int]
+    has_to_wait: bool
+
+
+def taken_from_host(func: Any, args: tuple[Any, ...]) -> FromHost:
+    """Returns the tensors of the host by which a tensor of the device is indexed, or filled, as on a GPU.
+
+    A mask becomes positions in pinned memory, whose copy doesn't block; others do (torch 2.13,
+    `at::native::expandTensors`). A number of the host may be put in: with one mask that is a fill,
+    where a shape of (1,) is a number, too.
+    """
+    if func not in _INDEXING or args[0].is_cpu:
+        return FromHost(frozenset(), False)
+    fills = _fills(args)
+    adds = len(args) > 3 and args[3]  # by sorted positions, whose copy blocks
+    taken = [one for one in args[1] if isinstance(one, Tensor) and one.is_cpu]
+    has_to_wait = any(adds or not _is_mask(one) for one in taken)
+    if len(args) > 2 and args[2].is_cpu and (fills or args[2].dim() == 0):
+        taken.append(args[2])
+        has_to_wait |= not fills
+    return FromHost(frozenset(map(id, taken)), has_to_wait)
+
+
+def _fills(args: tuple[Any, ...]) -> bool:
+    """Whether the arguments of `index_put` say to fill where one mask of the device is true."""
+    indices = [one for one in args[1] if isinstance(one, Tensor)]
+    is_number = len(args) > 2 and args[2].numel() == 1 and not (len(args) > 3 and args[3])
+    return is_number and len(indices) == 1 and _is_mask(indices[0]) and not indices[0].is_cpu
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in _MASKS
 
 
 def point_to_host(kwargs: dict[str, Any]) -> bool:

@@ -119,8 +119,12 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if about.has_to_wait or operators.indexes_with_mask(func, args):
         waited(about.name)
         lines.host_waits(line.clock())
+    from_host = operators.taken_from_host(func, args)
     line.advance()
-    call = _Call(func, line, about.takes_numbers)
+    if from_host.has_to_wait:
+        waited("copy to the device")
+        lines.host_waits(line.clock())
+    call = _Call(func, line, about.takes_numbers, from_host.ids)
     raw_args = [call.raw(one, idx in about.written) for idx, one in enumerate(args)]
     raw_kwargs = {name: call.raw(one, name in about.written) for name, one in kwargs.items()}
     stays_on_host = operators.point_to_host(raw_kwargs)
@@ -139,10 +143,13 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
 class _Call:
     """One call of an operator: what its tensors of the device wrap, and back."""
 
-    def __init__(self, func: Any, line: lines.Line, takes_numbers: bool) -> None:
+    def __init__(
+        self, func: Any, line: lines.Line, takes_numbers: bool, from_host: frozenset[int]
+    ) -> None:
         self._func = func
         self._line = line
         self._takes_numbers = takes_numbers
+        self._from_host = from_host
         self._wrappers: dict[int, PretendTensor] = {}
 
     def raw(self, value: Any, is_written: bool) -> Any:
@@ -153,7 +160,8 @@ class _Call:
             self._wrappers[id(value.raw)] = value
             return value.raw
         if isinstance(value, Tensor):
-            if self._takes_numbers and value.dim() == 0 and not is_written:
+            is_number = self._takes_numbers and value.dim() == 0 and not is_written
+            if is_number or id(value) in self._from_host:
                 return value
             fail(
                 MixedDevicesError(
