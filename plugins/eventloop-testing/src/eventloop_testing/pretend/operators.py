@@ -12,12 +12,7 @@ from eventloop_testing.pretend import generators, private
 from eventloop_testing.pretend.errors import MixedDevicesError
 
 aten = torch.ops.aten
-_INDEXING = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,  # in the backward pass of `index`
-}
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 _MASKS = (torch.bool, torch.uint8)
 _SIZE_FOLLOWS_FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
