@@ -165,9 +165,9 @@ MUTANTS = {
         "checkpoint/test_saver.py",
     ),
     "a checkpoint more than asked for is kept": Mutant(
-        "checkpoint/saver.py",
-        "[: self._num_newest]",
-        "[: self._num_newest + 1]",
+        "checkpoint/retention.py",
+        "[:num_newest]",
+        "[: num_newest + 1]",
         "checkpoint/test_saver.py",
     ),
     "a time that is reached has passed": Mutant(

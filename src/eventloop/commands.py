@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         module: names.split()
         for module, names in {
             "checkpoint.checkpoint_folder": "Checkpoint read_checkpoint verify_part",
-            "checkpoint.cleanup": "is_replaced",
+            "checkpoint.temporary_folders": "is_replaced",
             "checkpoint.run_lock": "RunLock",
             "checkpoint.saved_tensors": "SavedTensor",
             "checkpoint.locations": "best_among checkpoints_at require_checkpoints why_none",

@@ -103,8 +103,7 @@ def is_in_range(version: str, specifier: str) -> bool:
 
 def split_requirement(text: str) -> tuple[str, str] | None:
     """Returns a plugin's name and version range, "" for any; None if it is invalid."""
-    match = _REQUIREMENT.fullmatch(text)
-    if match is None:
+    if (match := _REQUIREMENT.fullmatch(text)) is None:
         return None
     name, specifier = match.groups()
     if specifier:

@@ -434,8 +434,7 @@ class State:
         Raises:
             PluginError: no active plugin has it.
         """
-        found = self.plugins.get(fold(name))
-        if found is None:
+        if (found := self.plugins.get(fold(name))) is None:
             raise PluginError(
                 f"no active plugin is named {name!r}{closest(fold(name), self.plugins)}",
                 fix="list the plugins with `eventloop plugins`",

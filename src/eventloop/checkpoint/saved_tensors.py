@@ -155,12 +155,10 @@ class TensorFiles:
         pieces: list[Box] = []
         with self._refusing():
             for name in self._names:
-                entry = self._header(name).get(tensor.name)
-                if entry is None:
+                if (entry := self._header(name).get(tensor.name)) is None:
                     continue
                 self._require_same(tensor, entry, name)
-                shared = entry.box.meets(wanted)
-                if shared is None:
+                if (shared := entry.box.meets(wanted)) is None:
                     continue
                 if any(shared.meets(piece) for piece in pieces):
                     raise CorruptFileError(f"two slices of {tensor.name[:80]!r} overlap")

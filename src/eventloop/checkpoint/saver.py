@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import SETTING, Best
 from eventloop.checkpoint.capture import Snapshot
-from eventloop.checkpoint.cleanup import UNDER_WAY, new_id
+from eventloop.checkpoint.retention import to_keep
+from eventloop.checkpoint.temporary_folders import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.weights import FoundWeights, weights_and_states
 from eventloop.clock import Time
@@ -252,9 +253,7 @@ class Saver:
         if crew.rank:
             return
         if self._num_newest is not None:
-            # One that isn't finite stays until the next, and takes the place of no other.
-            usable = [one.batch for one in self._store.found() if not one.reason]
-            keep = {*usable[: self._num_newest], batch, *([] if best is None else [best])}
+            keep = to_keep(self._store.found(), self._num_newest, batch, best)
             # What a crew has written, each rank has read back.
             self._store.prune(keep, path if is_usable and crew.world_size > 1 else None)
         self._written = Written(path, batch, is_usable)

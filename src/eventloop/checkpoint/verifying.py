@@ -105,8 +105,7 @@ def name_of(batch: int) -> str:
 
 def batch_of(name: str) -> int | None:
     """Returns the batch count in the name of a checkpoint's folder; None for another name."""
-    found = _NAMED.fullmatch(name)
-    if found is None:
+    if (found := _NAMED.fullmatch(name)) is None:
         return None
     plain = found[1] or found[2]
     batch = int(plain.removeprefix("ba"))

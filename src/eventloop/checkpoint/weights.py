@@ -216,8 +216,7 @@ def _is_pretrained(folder: Path) -> bool:
 
 def _in_pretrained(folder: Path) -> dict[str, SavedTensor]:
     """Returns the weights in a pretrained model's folder; several files need an index."""
-    index = folder / _INDEX
-    if not index.exists():
+    if not (index := folder / _INDEX).exists():
         return _in_file(folder / _SINGLE)
     places = _places_in(index)
     files = {name: _in_file(folder / name) for name in dict.fromkeys(places.values())}

@@ -113,8 +113,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """
     if not _is_heard():
         return
-    console = _terminal()
-    if console is None:
+    if (console := _terminal()) is None:
         for line in _aligned([columns, *([*map(_one_line, row)] for row in rows)]):
             write_text(line)
         return

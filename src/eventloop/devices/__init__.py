@@ -67,7 +67,6 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 def collective_backends() -> str:
     """Returns the backends of torch.distributed for the tensors of the host and the accelerator."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    if (found := torch.accelerator.current_accelerator(check_available=True)) is None:
         return "gloo"
     return f"cpu:gloo,{found.type}:{dist.get_default_backend_for_device(found)}"

@@ -84,8 +84,7 @@ def watched_command() -> Iterator[None]:
         EventloopError: the launcher has already ended.
         NotDoneError: another rank hasn't finished in time.
     """
-    board = bulletin()
-    if board is None:
+    if (board := bulletin()) is None:
         address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise EventloopError(
             f"the store of the launcher, at {address}, can't be reached",

@@ -294,8 +294,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
     from safetensors import SafetensorError  # with torch, which the other functions do without
     from safetensors.torch import save_file
 
-    reason = why_no_file(path)
-    if not reason:
+    if not (reason := why_no_file(path)):
         copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

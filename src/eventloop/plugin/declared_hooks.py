@@ -69,8 +69,7 @@ def hooks_of(
     hooks = HookTable(HOOKS, HOOKS.removed, off)
     problems = []
     for plugin in plugins:
-        namespace = plugin.facts.hookspecs
-        if namespace is None:
+        if (namespace := plugin.facts.hookspecs) is None:
             continue
         own = declared_hooks([namespace], plugin.name)
         misfits = [*_unreadable(plugin, namespace, own)]

@@ -146,8 +146,7 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
             named = _assigned(node, "off_until_named")
             waits = any(getattr(value, "value", None) is True for value in named)
             return StaticReport(_hook_problem(node, others), tuple(_needs(node)), waking, waits)
-        following = origin_of(node, attribute, module, path)
-        if following is None:
+        if (following := origin_of(node, attribute, module, path)) is None:
             return StaticReport()
         module, attribute = following
         found, problem = locate(module)

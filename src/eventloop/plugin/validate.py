@@ -29,8 +29,7 @@ def implementations(
     logs = any((impl.opts["specname"] or name) in ("log", "log_text") for name, impl in marked)
     for name, impl in marked:
         hook_name = impl.opts["specname"] or name
-        hook = hooks.get(hook_name)
-        if hook is None:
+        if (hook := hooks.get(hook_name)) is None:
             if not impl.opts["optionalhook"]:
                 problems.append(_unknown_hook(plugin, name, hook_name, hooks))
             continue

@@ -77,8 +77,7 @@ def plugin_differences(
     versions: dict[str, str] = {}
     options: list[str] = []
     for one in now:
-        old = before.get(fold(one["name"]))
-        if old is None or one["role"] != "algorithm":
+        if (old := before.get(fold(one["name"]))) is None or one["role"] != "algorithm":
             continue
         if old["version"] != one["version"] and fold(one["name"]) not in map(fold, allowed):
             versions[one["name"]] = f"{one['name']}: {old['version']} -> {one['version']}"

@@ -9,10 +9,10 @@ Attributes:
     MAX_MANIFEST_BYTES: The largest size of a manifest.
 """
 
-from eventloop.checkpoint.cleanup import newest_after, surplus
 from eventloop.checkpoint.locations import UrlCheckpoints, UrlStorage
 from eventloop.checkpoint.manifest import FILE as MANIFEST
 from eventloop.checkpoint.manifest import Manifest, parse_manifest, read_manifest
+from eventloop.checkpoint.retention import newest_after, surplus
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import FoundCheckpoint, Store
 from eventloop.checkpoint.verifying import (

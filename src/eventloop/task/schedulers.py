@@ -150,8 +150,7 @@ def length_in(name: str, time: Time, unit: str, state: State) -> float:
     Raises:
         SettingError: the conversion isn't known.
     """
-    length = in_unit(time, unit, state)
-    if length is None:
+    if (length := in_unit(time, unit, state)) is None:
         unmeasured = {time.unit, unit} == {"ep", "ba"}
         why = ", and the train data loader has no length" if unmeasured else ""
         raise SettingError(

@@ -106,8 +106,7 @@ class NamedMetric(NamedTuple):
                 f"{what} names {self.name!r}, but the evaluation gave {names}",
                 fix="name one of these",
             )
-        value = found[self.metric]
-        if value.numel() != 1:
+        if (value := found[self.metric]).numel() != 1:
             raise SettingError(
                 f"{what} names {self.name!r}, which is a tensor of shape {tuple(value.shape)}, not "
                 "one number",

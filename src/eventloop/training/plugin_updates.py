@@ -27,8 +27,7 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
 
     def passes(state: State, hooks: Plans) -> None:
         hooks.before_forward(state)
-        loss = loss_fn(state)
-        if loss is None:
+        if (loss := loss_fn(state)) is None:
             raise PluginError(
                 "update: the loss function returned None",
                 fix="return the loss, a tensor of shape ()",

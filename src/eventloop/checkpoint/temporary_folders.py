@@ -1,4 +1,4 @@
-"""Which folders may be removed: temporary ones that were abandoned, and surplus checkpoints.
+"""Names of temporary folders, and which of them were abandoned, so that they may be removed.
 
 A folder that is being written or removed is called `.tmp-NAME-ID` and never counts as a checkpoint;
 one that is being replaced is called `.was-NAME-ID` and counts until its successor exists. The ID
@@ -11,15 +11,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 from eventloop.distributed.exit import is_alive, this_place
-
-if TYPE_CHECKING:
-    from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint
 
 UNDER_WAY = ".tmp-"
 REPLACED = ".was-"
@@ -82,29 +78,3 @@ def _changed_at(folder: Path) -> float:
         return max(path.lstat().st_mtime for path in paths)
     except OSError:
         return time.time()
-
-
-Item = TypeVar("Item")
-
-
-def newest_after(
-    batch: int, found: Iterable[FoundCheckpoint[AnyPlace]], is_usable: Callable[[AnyPlace], bool]
-) -> int | None:
-    """Returns the batch count of the newest usable checkpoint after `batch`, if any.
-
-    Args:
-        found: the newest first, not verified.
-        is_usable: reads and verifies a whole checkpoint.
-    """
-    newer = (one for one in found if one.batch > batch and not one.reason)
-    return next((one.batch for one in newer if is_usable(one.path)), None)
-
-
-def surplus(
-    keep: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
-) -> list[Item]:
-    """Returns which others, the newest first, can go, the oldest first; a usable one is kept."""
-    if not others:
-        return []
-    safe = next((one for one in [*keep, *others] if is_usable(one)), None)
-    return [] if safe is None else [one for one in reversed(others) if one != safe]
