@@ -34,6 +34,7 @@ class Tame:
         self.total = state["total"]
 
 
+@pytest.mark.about_cpu
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("role", ["algorithm", "callback"])
 def test_a_tame_plugin_passes(role):
@@ -41,6 +42,7 @@ def test_a_tame_plugin_passes(role):
     check_plugin(Tame, role=role)
 
 
+@pytest.mark.about_cpu
 def test_what_differs_from_run_to_run_by_its_nature_is_no_problem():
     """An id of a run comes back, and counts for nothing between two runs."""
     check_plugin(HasId, role="callback")
@@ -356,6 +358,7 @@ class Forgetful(torch.nn.Linear):
         return super().forward(inputs / self.num_calls)
 
 
+@pytest.mark.about_cpu
 def test_a_task_that_forgets_is_not_the_plugins_fault():
     """Who looks for it in the plugin would look for long."""
     with pytest.raises(AssertionError, match="the task isn't resumed exactly") as caught:
@@ -370,6 +373,7 @@ def test_a_plugin_that_is_not_installed_needs_a_role():
         check_plugin(Tame)
 
 
+@pytest.mark.about_cpu
 def test_a_plugin_is_built_with_options_and_tried_on_a_task_of_its_authors():
     """A plugin for language models needs one."""
     built = []
@@ -418,6 +422,7 @@ ON_AN_ACCELERATOR = {
 }
 
 
+@pytest.mark.about_cpu
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugin", ON_AN_ACCELERATOR, ids=lambda one: one.__name__)
 def test_a_mistake_that_only_an_accelerator_shows_is_found(plugin):

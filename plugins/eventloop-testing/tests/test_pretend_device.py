@@ -47,6 +47,7 @@ def train(device, make_optimizer, steps=20):
     return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.about_cpu
 def test_torch_sees_it_while_it_is_switched_on():
     """What follows in the process must find the devices that the machine has."""
     with pretend_device() as device:
