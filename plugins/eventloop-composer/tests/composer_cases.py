@@ -30,7 +30,7 @@ from torchvision.transforms import ToTensor  # noqa: E402
 
 import eventloop_testing.case  # noqa: E402
 from eventloop_composer import Trainer  # noqa: E402
-from eventloop_composer.mirror import OtherDevice  # noqa: E402
+from eventloop_composer.mirror import DeviceAccelerator  # noqa: E402
 
 NUM_SAMPLES = 24
 BATCH = 8
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         queries, keys, values = (
             one.unflatten(-1, (2, 8)).transpose(1, 2) for one in self.project(hidden).chunk(3, -1)
         )
-        mask = torch.full((length, length), float("-inf")).triu(1)
+        mask = torch.full((length, length), float("-inf"), device=hidden.device).triu(1)
         if "alibi" in self._buffers:
             mask = mask + self.alibi[..., :length]
         found = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
@@ -285,7 +285,7 @@ def device_for(kind: Callable[..., Any]) -> Any:
     """Returns the CPU, or under `--device pretend` that, of which Composer's own trainer has no object."""
     if eventloop_testing.case.default_device == "cpu":
         return "cpu"
-    return OtherDevice(torch.device("pretend", 0)) if kind is ComposerTrainer else "gpu"
+    return DeviceAccelerator(torch.device("pretend", 0)) if kind is ComposerTrainer else "gpu"
 
 
 def trainer_of(kind: Callable[..., Any], case: Case, **given: Any) -> Any:
@@ -312,8 +312,8 @@ def ours(**given: Any) -> Any:
 
 
 def weights_of(trainer: Any) -> dict[str, Tensor]:
-    """Returns copies of a trainer's weights and buffers."""
-    return {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+    """Returns copies of a trainer's weights and buffers, on the host."""
+    return {name: one.cpu().clone() for name, one in trainer.state.model.state_dict().items()}
 
 
 def trained(kind: Callable[..., Any], case: Case, **given: Any) -> dict[str, Tensor]:

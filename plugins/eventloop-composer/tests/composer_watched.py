@@ -85,7 +85,7 @@ def shown(value: Any, name: str = "") -> Any:
     if OF_THE_CLOCK.search(name):
         return type(value).__name__
     if isinstance(value, Tensor | np.ndarray):
-        return np.asarray(value).tolist()
+        return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): shown(one, str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import composer
+import composer.loggers
 import torch
 from composer_cases import Case, ours, trained, trainer_of
 from composer_watched import linear
@@ -38,3 +39,12 @@ def test_it_trains_there_to_the_bits_of_the_cpu():
 
     for name, one in expected.items():
         assert torch.equal(actual[name].cpu(), one)
+
+
+def test_an_accelerator_of_no_name_is_logged_as_one(pretend_device):
+    """Not as the CPU, whose methods its object has."""
+    logger = composer.loggers.InMemoryLogger()
+
+    trainer_of(ours, Case(list, linear), device="gpu", loggers=[logger]).fit()
+
+    assert logger.hyperparameters["num_accelerators_per_node"] == 1

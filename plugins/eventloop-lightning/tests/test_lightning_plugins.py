@@ -182,10 +182,10 @@ class Watches(pl.Callback):
         self.seen: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        self.trained.append(module.net[0].weight.detach().clone())
+        self.trained.append(module.net[0].weight.detach().cpu().clone())
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
-        self.seen.append(module.net[0].weight.detach().clone())
+        self.seen.append(module.net[0].weight.detach().cpu().clone())
 
 
 @pytest.mark.parametrize("module", [Net, Measures, Moves])

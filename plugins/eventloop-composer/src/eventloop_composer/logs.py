@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from composer.core import State as ComposerState
-from composer.devices import DeviceCPU
 from composer.loggers import LoggerDestination
 from composer.utils import dist, get_composer_env_dict
 from torch import Tensor
@@ -45,7 +44,7 @@ class TrainerLogs:
         """Logs what runs where, and the seed."""
         found = get_composer_env_dict()
         num_ranks, num_local = dist.get_world_size(), dist.get_local_world_size()
-        device = "cpu" if isinstance(self._theirs.device, DeviceCPU) else "gpu"
+        device = type(self._theirs.device).__name__.removeprefix("Device").lower()
         for numbers in (
             {"composer_version": found["composer_version"]},
             {"composer_commit_hash": str(found["composer_commit_hash"])},

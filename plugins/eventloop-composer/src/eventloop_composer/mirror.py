@@ -212,7 +212,7 @@ def total_of(loss: Any) -> Tensor:
     return total.float()
 
 
-class OtherDevice(DeviceCPU):
+class DeviceAccelerator(DeviceCPU):
     """An accelerator that Composer has no object for: as the CPU, but for where things are moved to."""
 
     def __init__(self, device: torch.device) -> None:
@@ -226,4 +226,4 @@ def _device(state: State) -> Device:
         # It sets for the whole process whether TF32 may be used.
         return DeviceGPU(state.device.index, allow_tf32=state.precision.name != "fp32")
     except ValueError:  # an accelerator of another kind, which Composer doesn't know
-        return OtherDevice(state.device)
+        return DeviceAccelerator(state.device)
