@@ -280,9 +280,10 @@ def test_a_password_is_not_in_an_error(machine, monkeypatch):
 LOCAL = """
 import sys
 from pathlib import Path
-from eventloop_testing.case import isolated_trainer
+from eventloop_testing.case import isolated_trainer, tiny_task
 for time in range(2):
-    with isolated_trainer(Path.cwd(), checkpoint_interval="1ba") as trainer:
+    task = tiny_task(metrics=None)  # with them each process would import torchmetrics
+    with isolated_trainer(Path.cwd(), task, checkpoint_interval="1ba") as trainer:
         trainer.fit(until=f"{time + 1}ba")
 print([one for one in sys.modules if one.startswith("fsspec")])
 """

@@ -59,7 +59,8 @@ def run_pytest(project):
 
     In a fork, which has torch and what the fixtures need already.
     """
-    importlib.import_module("eventloop_testing.case")
+    for module in ("eventloop_testing.case", "torchmetrics.classification"):
+        importlib.import_module(module)
 
     def run_pytest(tests: str, *options: str) -> str:
         (project / "test_it.py").write_text(tests)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop.config.configuration import Configuration
 from eventloop.events import EVENTS
@@ -204,13 +203,17 @@ def tiny_task(**given: Any) -> Task:
     Args:
         given: what of `Task` shall be something else.
     """
+    if "metrics" not in given:
+        # Imported for a task that has them, as importing torchmetrics takes longer than torch.
+        from torchmetrics.classification import MulticlassAccuracy
+
+        given["metrics"] = {"accuracy": MulticlassAccuracy(3)}
     values = {
         "model": lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)),
         "loss": cross_entropy,
         "train_dataloader": tiny_batches(),
         "eval_dataloaders": {"test": tiny_batches(2)},
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        "metrics": {"accuracy": MulticlassAccuracy(3)},
     }
     return Task(**cast("dict[str, Any]", values | given))
 
