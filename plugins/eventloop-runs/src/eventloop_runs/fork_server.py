@@ -5,9 +5,9 @@ over a socket. It imports, and does nothing else, so that a fork is as a new pro
 imports: no thread has been started, no number drawn, no device opened. What it has seen to be otherwise
 it reports, and forks no more.
 
-Imported are eventloop's `fit`, the modules that the command itself adds to each run, the libraries that
-the task's file imports, and what earlier runs have imported of torch, of the core's other requirements
-and of those of these modules. Plugins, the task's file and modules beside it are imported by each run:
+Imported are eventloop's `fit`, what every optimizer needs, the modules that the command itself adds to
+each run, the libraries that the task's file imports, and, when the next run begins, what earlier ones have
+imported of torch, of the core's other requirements and of those of these modules. Plugins, the task's file and modules beside it are imported by each run:
 they may draw numbers, or change torch.
 """
 
@@ -71,6 +71,7 @@ class Server:
         self._num_threads = num_threads()
         self._task = task
         self._modules = modules
+        self._seen: list[str] = []  # what runs have imported, until another begins
         self._import(modules)
 
     def serve(self) -> Callable[[], None]:
@@ -98,6 +99,8 @@ class Server:
             return None
         (log,) = descriptors
         try:
+            self._import(self._seen)
+            self._seen = []
             if self._refusal:
                 self._tell(run=run, refused=self._refusal)
                 return None
@@ -135,7 +138,7 @@ class Server:
         return None
 
     def _reap(self) -> None:
-        """Reports forks that have ended, and imports what they have imported."""
+        """Reports forks that have ended, and notes what they have imported."""
         for pid, child in [*self._children.items()]:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -143,10 +146,11 @@ class Server:
                 if child.run is not None:
                     self._tell(run=child.run, status=os.waitstatus_to_exitcode(status))
                 names = child.imported()
-                if child.run is not None:
-                    self._packages = self._packages or _packages(self._modules)
-                    names = [one for one in names if one.partition(".")[0] in self._packages]
-                self._import(names)
+                if child.run is None:
+                    self._import(names)
+                    continue
+                self._packages = self._packages or _packages(self._modules)
+                self._seen += [one for one in names if one.partition(".")[0] in self._packages]
 
     def _import(self, names: Iterable[str]) -> None:
         before = rng_states()
@@ -325,6 +329,7 @@ def _pipe() -> tuple[int, int]:
 
 if __name__ == "__main__":
     _ = Job  # imported with torch, as any run does
+    every = "torch._dynamo"  # which the first optimizer of a process imports
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        work = Server(connection, sys.argv[2], sys.argv[3:]).serve()
+        work = Server(connection, sys.argv[2], [every, *sys.argv[3:]]).serve()
     work()
