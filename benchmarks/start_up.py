@@ -56,7 +56,7 @@ class Plugin:
 _START = """
 import time
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.assembly import arrange
+from eventloop.plugin.owners import arrange
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 start = time.process_time()
 configuration = Configuration.read()

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Task, Trainer, TrainerBuilder, hookimpl
-from eventloop.distributed.join import rank_variables
+from eventloop.distributed.process_group import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
 from eventloop.events import EVENTS

@@ -41,8 +41,8 @@ from eventloop.vocabulary import METHODS, STATE, known_as
 if TYPE_CHECKING:
     from eventloop.checkpoint.checkpoint_folder import Checkpoint
     from eventloop.config.settings import SettingValues
-    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.observe import Observer
+    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Candidate, Plugin
 
 

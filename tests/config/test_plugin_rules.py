@@ -11,8 +11,8 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.declared_hooks import HOOKS
+from eventloop.plugin.owners import Assembly
 from eventloop.plugin.records import Found, Plugin
 from eventloop.plugin.select import problems_of, select
 

@@ -16,9 +16,9 @@ from eventloop.config.options import Value
 from eventloop.config.plugin_flags import Choice
 from eventloop.config.plugin_rules import Rules
 from eventloop.errors import notes_of
-from eventloop.plugin.assembly import arrange
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.observe import Around
+from eventloop.plugin.owners import arrange
 from eventloop.plugin.records import Plugin
 from eventloop_testing import isolated_trainer, run_ranks
 

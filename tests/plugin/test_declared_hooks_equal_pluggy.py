@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from eventloop.errors import PluginError
 from eventloop.hook_markers import hookimpl, hookspec
-from eventloop.plugin.assembly import Assembly, arrange
 from eventloop.plugin.declared_hooks import checked
 from eventloop.plugin.order import order_of_owners
+from eventloop.plugin.owners import Assembly, arrange
 from eventloop.plugin.plans import freeze
 from eventloop.plugin.records import Plugin
 from eventloop.state import State

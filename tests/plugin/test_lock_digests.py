@@ -8,8 +8,8 @@ import pytest
 
 from eventloop.config.options import Value
 from eventloop.config.plugin_rules import Rules
-from eventloop.plugin.assembly import Assembly, arrange
 from eventloop.plugin.lock_digests import order_digest
+from eventloop.plugin.owners import Assembly, arrange
 from eventloop.plugin.records import Plugin
 
 

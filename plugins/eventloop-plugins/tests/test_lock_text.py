@@ -11,7 +11,7 @@ from importlib_metadata import EntryPoint, PathDistribution
 
 from eventloop.config.plugin_rules import Rules
 from eventloop.errors import PluginError
-from eventloop.plugin.assembly import Assembly, arrange
+from eventloop.plugin.owners import Assembly, arrange
 from eventloop.plugin.records import Found, Plugin
 from eventloop_plugins.lock_text import check_lock, lock_text
 

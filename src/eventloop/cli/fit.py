@@ -31,7 +31,7 @@ from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import Trainer
-from eventloop.training.metrics import scalars_of
+from eventloop.training.named_metrics import scalars_of
 from eventloop.urls import Url
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def _number(nproc: str) -> int:
 def _run(num: int, arguments: list[str]) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-    from eventloop.distributed.join import rank_variables
+    from eventloop.distributed.process_group import rank_variables
     from eventloop.distributed.rank_store import Bulletin
 
     # Held by this process, so that no rank takes it away from the others.

@@ -15,7 +15,7 @@ from eventloop.hook_markers import Edge, path_of
 from eventloop.naming import fold, is_in_range, split_requirement
 
 if TYPE_CHECKING:
-    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Plugin
 
 KEYS = ("plugins", "disable", "allow", "required", "order", "owners")

@@ -13,13 +13,13 @@ from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.fixes import switch_off
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.load import load
 from eventloop.plugin.metadata import discover, shadowed
 from eventloop.plugin.mistakes import without_hooks
 from eventloop.plugin.name_problems import name_problems
+from eventloop.plugin.owners import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.select import problems_of, select
 from eventloop.plugin.validate import takes_part

@@ -14,10 +14,10 @@ from eventloop.config.plugin_flags import Reason
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.fixes import shell
 from eventloop.naming import fold, kebab
-from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.configure import stored_options
 from eventloop.plugin.declared_hooks import HOOKS
+from eventloop.plugin.owners import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import GROUPS, Candidate, FlagPlugin, Found, Plugin
 from eventloop.plugin.validate import takes_part

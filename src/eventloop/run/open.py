@@ -14,7 +14,7 @@ from eventloop.checkpoint.locations import storage_of
 from eventloop.data.combine import first_batch
 from eventloop.data.iterables import restored_loader_state
 from eventloop.distributed.consistency import require_same_run
-from eventloop.distributed.join import join_processes
+from eventloop.distributed.process_group import join_processes
 from eventloop.errors import SettingError, a
 from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed

@@ -30,7 +30,7 @@ from eventloop.urls import hidden
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.owners import Assembly
     from eventloop.run.resume import Start
     from eventloop.state import State
 

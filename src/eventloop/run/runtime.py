@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.owners import Assembly
     from eventloop.run.open import Request, TaskDefaults
     from eventloop.run.resume import Start
     from eventloop.training.precision import Precision

@@ -20,7 +20,7 @@ from eventloop.training.optimizers import params_of
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
-    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.owners import Assembly
     from eventloop.run.runtime import Run
     from eventloop.state import State
 

@@ -243,7 +243,7 @@ def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str
             return {}
         if isinstance(given, Mapping) and not given:
             return {"loss": None}
-        from eventloop.task.metric_copies import fresh_metrics  # slow to import: see there
+        from eventloop.task.task_metrics import fresh_metrics  # slow to import: see there
 
         return fresh_metrics(given, state)
 

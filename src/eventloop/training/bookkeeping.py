@@ -12,7 +12,8 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
-from eventloop.training.metrics import EVAL, compute, loss_in, metric_name, scalars_of
+from eventloop.training.metrics import compute, loss_in
+from eventloop.training.named_metrics import EVAL, metric_name, scalars_of
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

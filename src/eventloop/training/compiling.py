@@ -18,8 +18,8 @@ from eventloop.fixes import as_set
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.order import Implementation
+    from eventloop.plugin.owners import Assembly
     from eventloop.state import State
 
 _ACTIONS = ("forward", "loss")

@@ -29,8 +29,8 @@ from eventloop_plugins.lock_text import check_lock
 from eventloop_plugins.reading import Extension, dry_assembled, imported_extensions, remarks
 
 if TYPE_CHECKING:
-    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.candidates import DryAssembly
+    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Found
 
 COMMAND = Command(

@@ -15,7 +15,7 @@ from eventloop_plugins.reading import dry_assembled, refuse_choice
 
 if TYPE_CHECKING:
     from eventloop.hook_markers import Hook
-    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.owners import Assembly
 
 COMMAND = Command(
     "plugins hooks",

@@ -16,8 +16,8 @@ from eventloop.naming import fold
 from eventloop.plugin.lock_digests import file_digests, is_editable, order_digest
 
 if TYPE_CHECKING:
-    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.order import Ordered
+    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Found, Plugin
 
 _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"

@@ -16,12 +16,12 @@ from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.hook_markers import warnings_of
 from eventloop.naming import fold
-from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.candidates import DryAssembly, dry_assemble
 from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
 from eventloop.plugin.order import Ordered
+from eventloop.plugin.owners import Assembly
 from eventloop.plugin.records import Found
 from eventloop.plugin.validate import unknown_edges
 

@@ -26,7 +26,7 @@ from eventloop_plugins.reading import (
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
-    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Candidate
 
 COMMAND = Command(

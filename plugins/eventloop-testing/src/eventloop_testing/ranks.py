@@ -21,7 +21,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.distributed.exit import end_with_launcher, kill_group
-from eventloop.distributed.join import rank_variables
+from eventloop.distributed.process_group import rank_variables
 
 TIMEOUT_S = 120.0
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.trainer_pt_utils import get_model_param_count
 from transformers.utils import logging
 
-from eventloop_transformers.updates import Resumed
+from eventloop_transformers.update_batches import Resumed
 
 # The logger of transformers' trainer, so that `log_level` counts.
 logger = logging.get_logger("transformers.trainer")

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from eventloop import Count, State, TaskError, hookimpl
 from eventloop.toolbox.samples import num_samples
 from eventloop_transformers.step_end import StepEnd
-from eventloop_transformers.updates import Update
+from eventloop_transformers.update_batches import Update
 
 
 class Step:

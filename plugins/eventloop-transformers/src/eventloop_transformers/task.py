@@ -15,7 +15,7 @@ from eventloop_transformers.checkpoint_state import Saved
 from eventloop_transformers.random_numbers import rng_states, set_rng_states
 from eventloop_transformers.step import Step
 from eventloop_transformers.step_end import StepEnd
-from eventloop_transformers.updates import Updates
+from eventloop_transformers.update_batches import Updates
 
 # Numbers of a log that say when, not what.
 _MOMENT = ("step", "epoch")

@@ -18,7 +18,7 @@ from eventloop_transformers.log_lines import log_sizes
 from eventloop_transformers.named import plugins_of, unnamed
 from eventloop_transformers.refused import refuse_class, refuse_fit, refuse_plugins, refuse_settings
 from eventloop_transformers.task import Fit, TrainerTask
-from eventloop_transformers.updates import Resumed, Updates
+from eventloop_transformers.update_batches import Resumed, Updates
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base

@@ -10,7 +10,7 @@ import torch
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.options import Value
 from eventloop.config.plugin_rules import Rules
-from eventloop.plugin.assembly import arrange
+from eventloop.plugin.owners import arrange
 from eventloop.plugin.records import Plugin
 
 
