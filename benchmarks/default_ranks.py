@@ -57,6 +57,7 @@ class Row(NamedTuple):
 
 ROWS = {
     "DDP, 64 wide": Row(64, num_batches=600),
+    "DDP, 64 wide, fits of one batch": Row(64, num_batches=1),
     "DDP, 64 wide, 4 microbatches": Row(64, microbatches=4, num_batches=600),
     "DDP, 64 wide, clipping, a metric, a number a step": Row(
         64, clips=True, logs=True, num_batches=600
@@ -66,8 +67,8 @@ ROWS = {
     "DDP, 1,024 wide, 4 microbatches": Row(1024, microbatches=4, num_batches=50),
     "DDP, 1,024 wide, bf16": Row(1024, bf16=True),
     "DDP, 1,024 wide, clipping, a metric, a number a step": Row(1024, clips=True, logs=True),
-    "FSDP2, 1,024 wide": Row(1024, sharded=True, num_batches=50),
-    "FSDP2, 1,024 wide, 4 microbatches": Row(1024, True, 4, num_batches=25),
+    "FSDP2, 1,024 wide": Row(1024, sharded=True),
+    "FSDP2, 1,024 wide, 4 microbatches": Row(1024, True, 4, num_batches=50),
 }
 
 
