@@ -254,6 +254,27 @@ def test_devices_that_mix_amid_a_backward_pass_are_an_error_at_its_end(pretend_d
         (MixesBackward.apply(weight @ weight) @ weight).sum().backward()
 
 
+def embed_sparsely(device):
+    layer = nn.Embedding(4, 2, sparse=True).to(device)
+    layer(torch.tensor([0, 1], device=device)).sum().backward()
+
+
+SPARSE = {
+    "moved": lambda device: torch.eye(3).to_sparse().to(device),
+    "made": lambda device: torch.eye(3, device=device).to_sparse(),
+    "a gradient": embed_sparsely,
+}
+
+
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+def test_a_sparse_tensor_is_an_error(make, pretend_device):
+    """Amid a backward pass, too, which torch would end with the process."""
+    with pytest.raises(PretendError, match=r"has no tensors of layout torch\.sparse_coo"):
+        make(pretend_device)
+
+    assert torch.ones(2, device=pretend_device).sum().item() == 2
+
+
 def test_it_draws_from_generators_of_its_own(pretend_device):
     """The host's numbers stay as they would be without it."""
     torch.manual_seed(3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eventloop_testing.pretend import lines, memory, operators, private
-from eventloop_testing.pretend.errors import MixedDevicesError
+from eventloop_testing.pretend.errors import MixedDevicesError, PretendError
 from eventloop_testing.pretend.failing import fail
 from eventloop_testing.pretend.waits import waited
 
@@ -40,7 +40,19 @@ class PretendTensor(Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor) -> PretendTensor:
-        """Wraps a tensor of the host, without a copy."""
+        """Wraps a tensor of the host, without a copy.
+
+        Raises:
+            PretendError: it is sparse.
+        """
+        if raw.layout is not torch.strided:
+            fail(
+                PretendError(
+                    f"the pretend accelerator has no tensors of layout {raw.layout}, only dense ones: "
+                    "a layer whose gradients are sparse takes sparse=False there"
+                )
+            )
+            raw = raw.to_dense()  # with which a backward pass gets to its end
         made: PretendTensor = private.wrapper(cls, raw)
         made.raw, made.block = raw, memory.block_of(raw)
         return made
