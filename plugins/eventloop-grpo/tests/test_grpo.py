@@ -16,7 +16,7 @@ from grpo_cases import Seen, fit, grpo, prompts_task, trainer_of, wanted
 from eventloop import PluginError, hookimpl
 from eventloop_fsdp import Fsdp
 from eventloop_grpo import Grpo, advantages_of, policy_loss
-from eventloop_testing import check_plugin, isolated_trainer, run_ranks
+from eventloop_testing import check_plugin, counted_waits, isolated_trainer, run_ranks
 
 FOLDER = Path(__file__).parents[1]
 
@@ -178,6 +178,15 @@ def test_rollouts_are_logged_as_a_table(tmp_path):
     assert tables[2].keys() == {"prompt", "completion", "reward", "advantage"}
     assert [len(column) for column in tables[2].values()] == [3, 3, 3, 3]
     assert all(re.fullmatch(r"\d+( \d+)*", one) for one in tables[2]["completion"])
+
+
+def test_rewards_are_read_for_a_table_that_is_due_alone(tmp_path, pretend_device):
+    """The host waits for the device where it reads; a batch otherwise does for what is generated."""
+    with counted_waits() as waits:
+        fit(tmp_path, grpo(log_rollouts="2ba"), max_duration="3ba", device="pretend")
+
+    table = [one.where for one in waits if one.plugin == "eventloop_grpo"]
+    assert len(table) == len(set(table)) == 2, table
 
 
 MISTAKES = {

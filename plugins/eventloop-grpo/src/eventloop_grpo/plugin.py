@@ -95,7 +95,7 @@ class Grpo:
         self._judge = named_reward(reward)
         self._tokenizer = named_tokenizer(tokenizer)
         self._reference: nn.Module | None = None
-        self._shown: dict[str, list[Any]] = {}
+        self._shown: tuple[Rollouts, Tensor, Tensor] | None = None
         self._interval: Time | None = None
 
     @hookimpl(trylast=True, after=("lora",))
@@ -161,9 +161,10 @@ class Grpo:
     @hookimpl
     def batch_end(self, state: State) -> None:
         """Logs some completions as a table, now and then."""
-        if self._interval is not None and state.clock.crossed(self._interval):
-            state.log_text("grpo/rollouts", self._shown)
-        self._shown = {}
+        is_due = self._interval is not None and state.clock.crossed(self._interval)
+        if is_due and self._shown is not None:
+            state.log_text("grpo/rollouts", table_of(*self._shown, self.num_generations))
+        self._shown = None
 
     def _generated(self, state: State) -> Rollouts:
         """Returns the completions of the batch's prompts."""
@@ -195,7 +196,7 @@ class Grpo:
         state.log("grpo/reward_std", rewards.view(-1, size).std(1).mean(), reduce="mean")
         state.log("grpo/length", rollouts.completion_mask.sum(1).mean(), reduce="mean")
         if state.rank == 0 and self._interval is not None:
-            self._shown = table_of(rollouts, rewards, advantages, size)
+            self._shown = rollouts, rewards, advantages
         return rows_of(rollouts, advantages, mask_truncated=self.mask_truncated)
 
     def _with_logps(self, state: State, rows: dict[str, Tensor]) -> dict[str, Tensor]:
