@@ -12,6 +12,8 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from eventloop_lightning import Trainer
 
@@ -171,18 +173,16 @@ def test_the_signature_has_lightnings_arguments_and_ours():
     assert all(ours[name] == one for name, one in theirs.items())
 
 
-def test_lightnings_command_line_trains_with_it(tmp_path):
+def test_lightnings_command_line_trains_with_it(tmp_path, monkeypatch):
     """`LightningCLI(trainer_class=...)` makes options of the arguments."""
-    (tmp_path / "cli.py").write_text(
-        "from lightning.pytorch.cli import LightningCLI\n"
-        "from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel\n"
-        "from eventloop_lightning import Trainer\n"
-        "cli = LightningCLI(BoringModel, BoringDataModule, trainer_class=Trainer)\n"
-        "print('RESULT', type(cli.trainer) is Trainer, cli.trainer.global_step)\n"
-    )
     options = ["--trainer.max_steps=3", "--trainer.logger=false", "--trainer.accelerator=cpu",
                "--trainer.settings={autoload: false}", "--trainer.limit_val_batches=1"]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli.py", "fit", *options])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # which it sets for the process
+        monkeypatch.setenv(name, "0")
 
-    ran = ran_in(tmp_path, "cli.py", "fit", *options)
+    cli = LightningCLI(BoringModel, BoringDataModule, trainer_class=Trainer)
 
-    assert "RESULT True 3" in ran.stdout, ran.stderr
+    assert type(cli.trainer) is Trainer
+    assert cli.trainer.global_step == 3
