@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "cli.named_checkpoints": "one_checkpoint size_text uploaded_at words",
             "cli.output": "stdout_to_stderr write_json write_lines write_table write_text",
             "cli.task_file": "load_task_file",
-            "config.options": "flag",
+            "config.option_types": "flag",
             "distributed.exit": "FAILURE NO_CHECKPOINT ending_with_parent",
             "errors": "UsageError a closest counted",
             "files.run_folder": "read_json",

@@ -61,7 +61,7 @@ from .cli.output import (
 from .cli.task_file import (
     load_task_file as load_task_file,
 )
-from .config.options import (
+from .config.option_types import (
     flag as flag,
 )
 from .distributed.exit import (

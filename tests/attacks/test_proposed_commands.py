@@ -40,7 +40,7 @@ OURS = {
     "example",
     "flag",
     "found",  # in plugin/names: a line of Python's metadata
-    "as_python",  # in config/options: a value as Python writes it, quoted
+    "as_python",  # in config/option_types: a value as Python writes it, quoted
     "example",
     "first",
     "folder",

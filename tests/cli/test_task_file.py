@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from eventloop.cli.task_file import load_task_file
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.errors import SettingError, TaskError, TaskFileError
 from eventloop.task import Task
 

@@ -8,7 +8,7 @@ import pytest
 
 from eventloop.clock import Time
 from eventloop.config.configuration import Configuration
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import SettingError, raise_all
 

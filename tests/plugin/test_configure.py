@@ -7,7 +7,7 @@ import math
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.errors import PluginError, SettingError
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.records import Found

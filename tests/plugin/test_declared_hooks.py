@@ -12,7 +12,7 @@ import torch
 
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.configuration import Configuration
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Choice
 from eventloop.config.plugin_rules import Rules
 from eventloop.errors import notes_of

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from eventloop.config.configuration import Configuration
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Choice, Local
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.plugin.candidates import Candidates

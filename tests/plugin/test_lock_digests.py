@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import Rules
 from eventloop.plugin.lock_digests import order_digest
 from eventloop.plugin.owners import Assembly, arrange

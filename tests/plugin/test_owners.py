@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import PluginError, hookimpl, hookspec
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import Rules
 from eventloop.plugin.owners import arrange
 from eventloop.plugin.records import Plugin

@@ -260,8 +260,7 @@ def unread(weights: Mapping[str, Any]) -> dict[str, Any]:
 def read_states(saved: Mapping[str, Any], optimizer: Optimizer) -> Any:
     """Loads an optimizer's state dict; tensors with their parameter's shape go to its device."""
     order = [param for group in optimizer.param_groups for param in group["params"]]
-    states = saved.get("state")
-    if not isinstance(states, Mapping):
+    if not isinstance(states := saved.get("state"), Mapping):
         return read_all(saved)
     rest = read_all({key: one for key, one in saved.items() if key != "state"})
     read = {

@@ -185,8 +185,7 @@ def weights_and_states(path: Path, plugins: Collection[str] = ()) -> FoundWeight
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)
     verify_part(checkpoint, PART)
     found = read_checkpoint(checkpoint, only=[PART], leaving=[PART])
-    weights = found.parts[PART]
-    if not isinstance(weights, dict):
+    if not isinstance(weights := found.parts[PART], dict):
         raise CheckpointError(
             f"the weights of the checkpoint {str(checkpoint)!r} aren't tensors by name",
             fix="take another checkpoint",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.config.options import Option, flag
+from eventloop.config.option_types import Option, flag
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import UsageError, closest
 from eventloop.fixes import install, published, shell

@@ -19,7 +19,7 @@ from eventloop.cli.job import Job, output_path, prepare
 from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.clock import Time
-from eventloop.config.options import Option, Value
+from eventloop.config.option_types import Option, Value
 from eventloop.errors import SettingError, counted
 from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl

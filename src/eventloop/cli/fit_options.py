@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.launch import NPROC
 from eventloop.config.layers import Layer
-from eventloop.config.options import Value, flag
+from eventloop.config.option_types import Value, flag
 from eventloop.errors import UsageError
 from eventloop.fixes import install
 from eventloop.modes import EveryBatch, LimitBatches, Overfit, dry_limit, dry_settings, rehearse

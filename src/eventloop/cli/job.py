@@ -13,7 +13,7 @@ from eventloop.cli.arguments import Arguments, Command, command_help, configurat
 from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
-from eventloop.config.options import Option, Value, flag, typed
+from eventloop.config.option_types import Option, Value, flag, typed
 from eventloop.config.settings import convert_setting, setting_options
 from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import eventloop
-from eventloop.config.options import Option, Value, flag, options_of, typed
+from eventloop.config.option_types import Option, Value, flag, options_of, typed
 from eventloop.data.batches import without_samples
 from eventloop.errors import (
     EventloopError,

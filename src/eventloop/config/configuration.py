@@ -13,15 +13,12 @@ from eventloop.config.layers import (
     Kind,
     Layer,
     autoload_of,
-    environment_layer,
+    by_strength,
     example,
-    find_pyproject,
-    pyproject_layer,
     site_rules,
     spell,
-    yaml_layer,
 )
-from eventloop.config.options import Value, typed
+from eventloop.config.option_types import Value, typed
 from eventloop.config.plugin_flags import Choice, Local, Reason
 from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
@@ -83,14 +80,10 @@ class Configuration:
         choice = choice or Choice()
         environ = os.environ if environ is None else environ
         origin = "flag" if kind == "flag" else "Trainer(...)"
-        from_flags = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
+        given = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
         if not choice.autoload:
-            from_flags["autoload"] = Value(False, choice.autoload_reason)
-        layers = [Layer(kind, from_flags), environment_layer(environ)]
-        if config_file is not None:
-            layers.append(yaml_layer(config_file))
-        if (found := find_pyproject(directory or Path.cwd())) is not None:
-            layers.append(pyproject_layer(*found))
+            given["autoload"] = Value(False, choice.autoload_reason)
+        layers = by_strength(Layer(kind, given), environ, config_file, directory or Path.cwd())
         return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
 
     @property

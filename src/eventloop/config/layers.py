@@ -1,4 +1,4 @@
-"""Layers of configuration from the environment and files; each value has its source."""
+"""Layers of configuration, the strongest first: flags, environment, files; each value has its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from eventloop.config.options import Value, flag
+from eventloop.config.option_types import Value, flag
 from eventloop.config.plugin_flags import Local, is_local
 from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES
@@ -59,6 +59,16 @@ def example(key: str, value: object, kind: Kind) -> str:
         return f"{key}={json.dumps(value)}"
     between = {"flag": " ", "variable": "=", "file": ": "}[kind]
     return f"{spell(key, kind)}{between}{value}"
+
+
+def by_strength(
+    given: Layer, environ: Mapping[str, str], config_file: Path | None, directory: Path
+) -> list[Layer]:
+    """Returns all layers, each taking precedence over those behind it."""
+    file = [] if config_file is None else [yaml_layer(config_file)]
+    found = find_pyproject(directory)
+    pyproject = [] if found is None else [pyproject_layer(*found)]
+    return [given, environment_layer(environ), *file, *pyproject]
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from eventloop.config.options import Value
+from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Cause, Local, Reason
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from eventloop.clock import Time
-from eventloop.config.options import Option, convert_value, options_of
+from eventloop.config.option_types import Option, convert_value, options_of
 from eventloop.errors import SettingError
 from eventloop.urls import Url, is_url_as_path, place_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.clock import Time
-from eventloop.config.options import Option, Value, flag, options_of, typed
+from eventloop.config.option_types import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest, text_of
 from eventloop.fixes import shell, switch_off
 from eventloop.naming import FunctionName, brief, fold

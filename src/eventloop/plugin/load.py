@@ -69,8 +69,7 @@ def imported_callable(found: Found) -> Callable[..., Any]:
     Raises:
         PluginError: it can't be imported, or can't be called.
     """
-    target = imported(found)
-    if not callable(target):
+    if not callable(target := imported(found)):
         raise PluginError(
             f"{found.role} {found.name!r} can't be called: its entry point names {target!r}",
             plugin=found.origin,

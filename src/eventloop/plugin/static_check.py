@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
-from eventloop.config.options import flag
+from eventloop.config.option_types import flag
 from eventloop.errors import closest, text_of
 from eventloop.events import HOOKS as EVENTS
 from eventloop.hook_markers import REMOVED_HOOKS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table
 from eventloop.cli.registry import run_command
-from eventloop.config.options import Value, flag
+from eventloop.config.option_types import Value, flag
 from eventloop.errors import UsageError, closest, text_of
 from eventloop.naming import fold
 from eventloop.plugin.candidates import select_all

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from eventloop.clock import Time
-from eventloop.config.options import REQUIRED, Option, Value, convert_value, options_of, typed
+from eventloop.config.option_types import REQUIRED, Option, Value, convert_value, options_of, typed
 from eventloop.errors import SettingError
 
 
