@@ -110,8 +110,7 @@ def read_checkpoint(
         manifest = checked_manifest(folder)
         files = manifest.parts
         wanted = list(files) if only is None else list(only)
-        missing = sorted(set(wanted) - files.keys())
-        if missing:
+        if missing := sorted(set(wanted) - files.keys()):
             raise CorruptFileError(
                 f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}"
             )
@@ -213,8 +212,7 @@ class Draft:
 
     def require_space(self, folder: Path) -> None:
         """Raises CheckpointError if the disk of a folder has too little space for all files."""
-        free = _num_free_bytes(folder)
-        if free < self.num_bytes:
+        if (free := _num_free_bytes(folder)) < self.num_bytes:
             raise self._error(folder, "there isn't enough space", free)
 
     @contextmanager

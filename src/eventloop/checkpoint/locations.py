@@ -226,8 +226,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[FoundCheckpoint[Path]]]:
         if len(paths) == 1:  # reading it reports what is wrong with it
             return paths[0], []
         for one in paths:
-            found = look_at(one, digests=True)
-            if not found.reason:
+            if not (found := look_at(one, digests=True)).reason:
                 return one, refused
             if os.path.lexists(one):
                 refused.append(found)

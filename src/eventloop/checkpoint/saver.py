@@ -356,8 +356,7 @@ def require_shared(folder: Path, state: State) -> None:
         if state.rank == 0:
             with suppress(OSError):
                 disk.remove_empty(path)
-    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
-    if blind:
+    if blind := [rank for rank, (is_there, _) in enumerate(seen) if not is_there]:
         raise CheckpointError(
             f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
             f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",

@@ -189,8 +189,7 @@ def from_package(name: str, subject: str) -> Any:
         PluginError: that package can't be used.
     """
     installed = extensions("eventloop.options")
-    found = next((one for one in installed if one.name == name), None)
-    if found is None:
+    if (found := next((one for one in installed if one.name == name), None)) is None:
         package = _PACKAGES[name]
         raise UsageError(
             f"{subject} needs eventloop-{package}, which isn't installed", fix=install(package)

@@ -42,8 +42,7 @@ def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
     Raises:
         UsageError: one is missing.
     """
-    missing = command.argument.split()[len(arguments.words) :]
-    if missing:
+    if missing := command.argument.split()[len(arguments.words) :]:
         raise UsageError(
             f"`eventloop {command.name}` needs {' and '.join(missing)}",
             fix=f"write it as `{command.usage}`",

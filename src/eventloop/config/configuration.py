@@ -249,8 +249,7 @@ def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:
 
 def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> SettingError:
     written = spell(key, kind)
-    meant = [spell(one, kind) for one in known if one.rpartition(".")[2] == key]
-    if meant:
+    if meant := [spell(one, kind) for one in known if one.rpartition(".")[2] == key]:
         hint = f"; did you mean {' or '.join(meant)}?"
     elif key in SETTINGS:
         hint = f"; here it is {example(*SETTINGS[key], kind)}"

@@ -142,8 +142,7 @@ def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
     Raises:
         SettingError: it doesn't exist, isn't TOML, or has other keys.
     """
-    name = environ.get(SITE_VARIABLE, "")
-    if not name:
+    if not (name := environ.get(SITE_VARIABLE, "")):
         return {}
     layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name, Path(name))
     for key, value in layer.values.items():
@@ -160,8 +159,7 @@ def find_pyproject(directory: Path) -> tuple[Path, str] | None:
     """Finds the nearest `pyproject.toml` upwards, and its path relative to `directory`."""
     directory = directory.resolve()
     for folder in (directory, *directory.parents):
-        path = folder / "pyproject.toml"
-        if path.is_file():
+        if (path := folder / "pyproject.toml").is_file():
             return path, os.path.relpath(path, directory)
     return None
 

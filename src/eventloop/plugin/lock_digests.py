@@ -145,8 +145,7 @@ def _known_to(path: Path) -> set[str]:
 
 def _remember(path: Path, names: Iterable[str]) -> None:
     path.parent.mkdir(exist_ok=True)
-    ignore = path.parent / ".gitignore"
-    if not ignore.exists():
+    if not (ignore := path.parent / ".gitignore").exists():
         ignore.write_text("*\n", encoding="ascii")
     disk.replace_file(path, f"{json.dumps(sorted(names))}\n".encode("ascii"))
 

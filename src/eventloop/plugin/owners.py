@@ -139,8 +139,7 @@ class Assembly:
             if not claims:
                 continue
             owner = self.owner(name)
-            others = [one for one in claims if one is not owner]
-            if others:
+            if others := [one for one in claims if one is not owner]:
                 others.sort(key=lambda one: (one.role == "task", fold(one.name)))
                 yield Decision(name, owner, tuple(others), bool(losers))
 

@@ -18,6 +18,8 @@ from eventloop.plugin.mistakes import method_of, mistakes, never_called
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
 
+_READER = pluggy.PluginManager(PROJECT)
+
 
 def implementations(
     plugin: Plugin, hooks: HookTable
@@ -45,7 +47,7 @@ def implementations(
 def takes_part(plugin: Plugin, hooks: HookTable) -> bool:
     """Returns whether a plugin has a hook implementation, or seems meant to, or declares hooks."""
     declares = plugin.facts.hookspecs is not None
-    return declares or any(_marked(plugin)) or any(never_called(plugin, hooks))
+    return declares or any(_marks(plugin)) or any(never_called(plugin, hooks))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
@@ -124,17 +126,20 @@ def _implementation(
     )
 
 
-def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
-    """Yields pluggy's options of each function that `hookimpl` marked, by name."""
-    reader = pluggy.PluginManager(PROJECT)
+def _marks(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookimplOpts]]:
+    """Yields the options of each function that `hookimpl` marked, by name."""
     for name in dir(plugin.target):
-        opts = None if name.startswith("__") else reader.parse_hookimpl_opts(plugin.target, name)
-        if opts is not None:
-            function = getattr(plugin.target, name)
-            for option in ("tryfirst", "trylast", "wrapper", "optionalhook", "hookwrapper"):
-                opts.setdefault(option, False)  # type: ignore[misc]
-            opts.setdefault("specname", None)
-            yield name, pluggy.HookImpl(plugin.target, plugin.name, function, opts)
+        if not name.startswith("__") and (opts := _READER.parse_hookimpl_opts(plugin.target, name)):
+            yield name, opts
+
+
+def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
+    """Yields what pluggy makes of each of these functions, by name."""
+    for name, opts in _marks(plugin):
+        for option in ("tryfirst", "trylast", "wrapper", "optionalhook", "hookwrapper"):
+            opts.setdefault(option, False)  # type: ignore[misc]
+        opts.setdefault("specname", None)
+        yield name, pluggy.HookImpl(plugin.target, plugin.name, getattr(plugin.target, name), opts)
 
 
 def _misfits(
@@ -222,16 +227,23 @@ def _phases_without_effect(found: Sequence[Implementation]) -> Iterator[PluginEr
 
 def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
     takes = f"take what the hook passes: {', '.join(hook.argnames)}"
-    if inspect.ismethod(impl.function):
-        first = next(iter(inspect.signature(impl.function.__func__).parameters), "")
+    function = impl.function
+    parameters = list(
+        inspect.signature(getattr(function, "__func__", function)).parameters.values()
+    )
+    if inspect.ismethod(function) and parameters:
+        first = parameters[0].name
         if first in hook.argnames:
             yield (
                 f"this method's first parameter is {first!r}, which would be the plugin itself: "
                 "`self` is missing",
-                f"write `def {impl.function.__name__}(self, {first})`",
+                f"write `def {function.__name__}(self, {first})`",
             )
+        if parameters[0].kind != inspect.Parameter.VAR_POSITIONAL:
+            del parameters[0]
     filled = _argnames(impl, hook)
-    for name, parameter in inspect.signature(impl.function).parameters.items():
+    for parameter in parameters:
+        name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield f"{hook.name} passes nothing to {parameter}: arguments are matched by name", takes
         elif parameter.kind == parameter.KEYWORD_ONLY:

@@ -203,8 +203,7 @@ class FromCheckpoint(Start):
         now = {fold(one["name"]): one for one in manifest["plugins"]}
         off = {fold(one["name"]): one for one in manifest["off"]}
         for one in self._algorithms():
-            name = fold(one["name"])
-            if name in now:
+            if (name := fold(one["name"])) in now:
                 continue
             if name in off:
                 reason = off[name]["reason"]

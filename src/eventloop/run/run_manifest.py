@@ -164,8 +164,7 @@ def parameters_of(model: nn.Module) -> dict[str, Any]:
 
 def _script() -> dict[str, str]:
     """Returns the script that Python runs, with its source; {} without one."""
-    name = getattr(sys.modules["__main__"], "__file__", None)
-    if name is None:
+    if (name := getattr(sys.modules["__main__"], "__file__", None)) is None:
         return {}
     try:
         data = Path(name).read_bytes()
