@@ -6,9 +6,9 @@ imports: no thread has been started, no number drawn, no device opened. What it 
 it reports, and forks no more.
 
 Imported are eventloop's `fit`, what every optimizer needs, the modules that the command itself adds to
-each run, the libraries that the task's file imports, and, when the next run begins, what earlier ones have
-imported of torch, of the core's other requirements and of those of these modules. Plugins, the task's file and modules beside it are imported by each run:
-they may draw numbers, or change torch.
+each run, the libraries that the task's file imports, and, when the next run begins, what earlier ones
+have imported of torch, of the core's other requirements and of those of these modules. Plugins, the
+task's file and modules beside it are imported by each run: they may draw numbers, or change torch.
 """
 
 from __future__ import annotations
