@@ -137,7 +137,7 @@ def in_one_go(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
-        fit(folder)
+        fit(folder, options={"mode": "offline"})  # whatever W&B read before this fixture
     return folder
 
 
