@@ -27,7 +27,7 @@ from eventloop.checkpoint.verifying import damage_in_shards, damages
 from eventloop.checkpoint.weights import export_weights, saved_weights_at, weights_at
 from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 from eventloop_checkpoints.differences import differences
 
 FACTS = {"moment": {"batch": 3}}

@@ -16,7 +16,7 @@ from eventloop.checkpoint.checkpoint_folder import Draft, read_checkpoint, verif
 from eventloop.checkpoint.safetensors_files import dtypes
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import name_of
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FACTS = {"metrics": {"loss": float("inf"), "accuracy": 0.5}, "plugins": ["mixup"], "steps": (1, 2)}

@@ -11,7 +11,7 @@ import torch
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 from eventloop.urls import Url
 from eventloop_remote import RemoteCheckpoints, RemoteFolder
 

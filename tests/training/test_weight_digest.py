@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 from eventloop.training.weight_digest import digest_of
 
 BASE = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))

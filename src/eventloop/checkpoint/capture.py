@@ -26,7 +26,8 @@ from eventloop.naming import json_value
 from eventloop.signals import status_of
 from eventloop.training.named_metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
-from eventloop.training.sharded_tensors import TensorSlice, holds_slices, sharded
+from eventloop.training.sharded_tensors import sharded
+from eventloop.training.tensor_slices import TensorSlice, holds_slices
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates

@@ -38,7 +38,7 @@ from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.fixes import as_set
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
 

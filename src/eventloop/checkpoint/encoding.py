@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from eventloop.errors import CheckpointError, a
 from eventloop.files.disk import CorruptFileError
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     from torch import Tensor

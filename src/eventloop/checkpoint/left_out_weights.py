@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eventloop.checkpoint.manifest import LEFT_OUT
 from eventloop.errors import CheckpointError, PluginError, counted
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 from eventloop.training.weight_digest import digests_of, merged
 
 if TYPE_CHECKING:

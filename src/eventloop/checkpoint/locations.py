@@ -112,8 +112,7 @@ def storage_for(url: Url) -> UrlStorage:
     able = named or [one for one in installed if one.name == ANY]
     if not able:
         raise _none_for(url, installed)
-    problem = extension_problems(installed, {}).get(able[0])
-    if problem is not None:
+    if (problem := extension_problems(installed, {}).get(able[0])) is not None:
         raise problem
     return imported_storage(able[0])
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
 from eventloop.files.disk import CorruptFileError
-from eventloop.training.sharded_tensors import TensorSlice, held
+from eventloop.training.tensor_slices import TensorSlice, held
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from eventloop.checkpoint.safetensors_files import Box
 from eventloop.checkpoint.saved_tensors import SavedTensor
-from eventloop.training.sharded_tensors import TensorSlice, shape_and_offsets, sharded
+from eventloop.training.sharded_tensors import shape_and_offsets, sharded
+from eventloop.training.tensor_slices import TensorSlice
 
 
 def shard_of(value: Any, like: Tensor, placements: Sequence[Any] | None = None) -> Tensor:

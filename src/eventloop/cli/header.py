@@ -58,8 +58,7 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
 
 def _bypassed(trainer: Trainer) -> Iterator[str]:
     """Yields the plugins that are bypassed, as the owner of `train_batch` does the computation."""
-    owner = trainer.owner("train_batch")
-    if owner.role == "core":
+    if (owner := trainer.owner("train_batch")).role == "core":
         return
     named = [
         f"{one.plugin.name} ({action})"

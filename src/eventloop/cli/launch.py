@@ -104,8 +104,7 @@ def _reported_status(ranks: _Ranks, bulletin: Bulletin) -> int:
     """Returns the exit status of the rank that failed first, and prints how it ended."""
     if ranks.first is None:
         return 0
-    failure = bulletin.first_failure()
-    if failure is not None and not bulletin.is_reported():
+    if (failure := bulletin.first_failure()) is not None and not bulletin.is_reported():
         sys.stderr.write(failure.report)
     rank = ranks.first if failure is None else failure.rank
     process = ranks.processes[rank]

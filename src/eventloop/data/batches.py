@@ -256,8 +256,7 @@ def is_listed(batch: Any) -> bool:
     if not is_pair(batch) or not isinstance(batch[0], (tuple, list)):
         return False
     inputs, targets = batch
-    num = len(inputs)
-    if num == 0:
+    if (num := len(inputs)) == 0:
         return False
     if isinstance(targets, Tensor):
         # Several inputs would have as many samples each.

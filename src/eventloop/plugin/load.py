@@ -183,8 +183,7 @@ def _definition(
                 file=path,
                 fix="name a class, an instance, or the file alone",
             )
-        node = names[attribute]
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node := names[attribute], ast.ClassDef):
             return path, _constants(node.body)
         if (following := origin_of(node, attribute, module, path)) is None:
             break

@@ -49,8 +49,7 @@ def installed_entry_points() -> Installed:
             continue
         seen.add(key)
         try:
-            text = _text(distribution, "entry_points.txt") or ""
-            if "eventloop." in text:
+            if "eventloop." in (text := _text(distribution, "entry_points.txt") or ""):
                 if text.startswith("\ufeff"):
                     raise ValueError("the file begins with a byte order mark")
                 points += distribution.entry_points

@@ -140,8 +140,7 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
             return StaticReport()
         if attribute not in names:
             return StaticReport(f"{module} has no {attribute!r}{closest(attribute, names)}")
-        node = names[attribute]
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node := names[attribute], ast.ClassDef):
             waking = tuple(_wakes_with(node))
             named = _assigned(node, "off_until_named")
             waits = any(getattr(value, "value", None) is True for value in named)

@@ -237,7 +237,7 @@ def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
             yield (
                 f"this method's first parameter is {first!r}, which would be the plugin itself: "
                 "`self` is missing",
-                f"write `def {function.__name__}(self, {first})`",
+                f"write `def {impl.function.__name__}(self, {first})`",
             )
         if parameters[0].kind != inspect.Parameter.VAR_POSITIONAL:
             del parameters[0]

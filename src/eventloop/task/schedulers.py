@@ -85,8 +85,7 @@ def total_steps(state: State, interval: str) -> int:
         SettingError: the length of the run isn't known in batches or epochs.
         TaskError: it must be converted between the two, and the data loader has no length.
     """
-    duration = max_duration(state)
-    if duration.unit not in ("ba", "ep"):
+    if (duration := max_duration(state)).unit not in ("ba", "ep"):
         raise SettingError(
             f"the task's scheduler needs the number of steps of the run, which max_duration="
             f"{duration} doesn't tell",

@@ -276,8 +276,7 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
 
     def loss(state: State) -> Tensor:
         nonlocal call
-        targets = state.targets
-        if targets is None:
+        if (targets := state.targets) is None:
             taken, left = keys_of(state.model, state.batch)
             raise TaskError(
                 f"the task's loss takes targets, but a batch of {batches.describe(state.batch)} "

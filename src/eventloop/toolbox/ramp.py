@@ -53,8 +53,7 @@ class Ramp:
             )
         unit = unit_of(last, state)
         begin = length_in("start", first, unit, state) if first else 0.0
-        stop = length_in("end", last, unit, state)
-        if begin >= stop:
+        if begin >= (stop := length_in("end", last, unit, state)):
             raise SettingError(
                 f"start={first} isn't before end={last}", fix="give an earlier start or a later end"
             )

@@ -9,7 +9,7 @@ from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.weights import FoundWeights, saved_weights_at, weights_at, with_tied
 from eventloop.distributed.averaging import take_from_first
-from eventloop.training.sharded_tensors import TensorSlice, gathered
+from eventloop.training.tensor_slices import TensorSlice, gathered
 
 __all__ = [
     "Checkpoint",

@@ -196,8 +196,7 @@ class Bookkeeping:
         """Has the results in training hold the mean loss over the samples of the epoch so far."""
         if LOSS in state.metrics["train"]:
             return  # the task has a metric of that name
-        mean = self.loss.mean(self._processes)
-        if mean is None:
+        if (mean := self.loss.mean(self._processes)) is None:
             state.train_metrics.pop(LOSS, None)
         else:
             state.train_metrics[LOSS] = mean

@@ -33,7 +33,8 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.sharded_tensors import clip_, gathered, held, sharded, slice_of, sliced
+from eventloop.training.sharded_tensors import clip_, sharded, slice_of, sliced
+from eventloop.training.tensor_slices import gathered, held
 from eventloop.training.weight_loading import fit_to_load
 from eventloop.training.weight_watch import first_not_finite, trained_names
 
@@ -220,8 +221,7 @@ class Defaults:
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        found = loss_in(state.outputs)
-        if found is None:
+        if (found := loss_in(state.outputs)) is None:
             kind = type(state.outputs).__name__
             raise TaskError(
                 f"the task has no loss, and the model's {kind} has no .loss",

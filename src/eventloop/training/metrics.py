@@ -35,8 +35,7 @@ def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
     """
     results: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        value = metric.compute()
-        if isinstance(value, Mapping):
+        if isinstance(value := metric.compute(), Mapping):
             results |= {f"{name}.{key}": part for key, part in value.items()}
         else:
             results[name] = value

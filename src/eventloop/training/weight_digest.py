@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop.training.sharded_tensors import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 # Odd numbers of 64 bits, as signed ones: those of SplitMix64, Steele et al. 2014.
 _FIRST, _SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64

@@ -22,7 +22,7 @@ from eventloop.errors import CheckpointError, text_of
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import keeps_state
-from eventloop.training.sharded_tensors import held
+from eventloop.training.tensor_slices import held
 from eventloop_checkpoints.differences import Difference, differences
 from eventloop_testing.case import Case, ExpectedError, Fails, equal, weights_of
 
