@@ -120,6 +120,7 @@ def test_auto_precision_is_bf16_where_the_module_says_so(names, precision, kind)
     assert kind(**names).best_precision() == precision
 
 
+@pytest.mark.about_cpu
 def test_what_a_module_lacks_is_left_out(kind):
     """`torch.mps` has neither `set_device` nor `is_initialized`."""
     bare = kind()
