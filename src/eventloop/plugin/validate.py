@@ -239,8 +239,6 @@ def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
                 "`self` is missing",
                 f"write `def {impl.function.__name__}(self, {first})`",
             )
-        if parameters[0].kind != inspect.Parameter.VAR_POSITIONAL:
-            del parameters[0]
     filled = _argnames(impl, hook)
     for parameter in parameters:
         name = parameter.name
