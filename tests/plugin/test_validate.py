@@ -191,6 +191,25 @@ def test_an_unknown_argument_with_a_default_before_one_of_the_hooks_is_refused(p
     assert message.startswith("log has no argument 'number'; the closest is 'numbers'")
 
 
+def test_a_method_without_self_is_refused():
+    """Python would pass the plugin in the place of the State, or fail at the first batch."""
+
+    class Takes:
+        @hookimpl
+        def batch_end(state): ...
+
+    class Nothing:
+        @hookimpl
+        def batch_end(): ...
+
+    taken, nothing = problem_of(made(Takes())), problem_of(made(Nothing()))
+
+    assert "first parameter is 'state', which would be the plugin itself" in taken
+    assert "write `def batch_end(self, state)`" in taken
+    assert "can't take the plugin itself: `self` is missing" in nothing
+    assert "write `def batch_end(self)`" in nothing
+
+
 def test_a_module_implements_hooks_with_functions():
     """A plugin is a class, an instance or a module."""
     module = ModuleType("watch")

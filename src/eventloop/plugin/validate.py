@@ -227,18 +227,15 @@ def _phases_without_effect(found: Sequence[Implementation]) -> Iterator[PluginEr
 
 def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
     takes = f"take what the hook passes: {', '.join(hook.argnames)}"
-    function = impl.function
-    parameters = list(
-        inspect.signature(getattr(function, "__func__", function)).parameters.values()
-    )
-    if inspect.ismethod(function) and parameters:
-        first = parameters[0].name
-        if first in hook.argnames:
-            yield (
-                f"this method's first parameter is {first!r}, which would be the plugin itself: "
-                "`self` is missing",
-                f"write `def {impl.function.__name__}(self, {first})`",
-            )
+    function = getattr(impl.function, "__func__", impl.function)
+    parameters = list(inspect.signature(function).parameters.values())
+    first = parameters[0].name if parameters else ""
+    if inspect.ismethod(impl.function) and (not first or first in hook.argnames):
+        is_plugin = f"'s first parameter is {first!r}, which would be" if first else " can't take"
+        yield (
+            f"this method{is_plugin} the plugin itself: `self` is missing",
+            f"write `def {impl.function.__name__}(self, {first})`".replace(", )", ")"),
+        )
     filled = _argnames(impl, hook)
     for parameter in parameters:
         name = parameter.name
