@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.weights import warn_of_misfits, with_tied
+from eventloop.checkpoint.weight_files import warn_of_misfits, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.errors import (

@@ -24,7 +24,7 @@ from eventloop.checkpoint.manifest import VERSION_OF_SHARDS, read_manifest, shar
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import damage_in_shards, damages
-from eventloop.checkpoint.weights import export_weights, saved_weights_at, weights_at
+from eventloop.checkpoint.weight_files import export_weights, saved_weights_at, weights_at
 from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
 from eventloop.training.tensor_slices import TensorSlice

@@ -8,7 +8,7 @@ from torch import nn
 
 from eventloop import CheckpointError, PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_folder import read_checkpoint
-from eventloop.checkpoint.weights import weights_and_states
+from eventloop.checkpoint.weight_files import weights_and_states
 
 
 class Leaves:

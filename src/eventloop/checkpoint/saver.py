@@ -19,7 +19,7 @@ from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.retention import to_keep
 from eventloop.checkpoint.temporary_folders import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
-from eventloop.checkpoint.weights import FoundWeights, weights_and_states
+from eventloop.checkpoint.weight_files import FoundWeights, weights_and_states
 from eventloop.clock import Time
 from eventloop.distributed.checkpoint_crew import ALONE
 from eventloop.errors import (

@@ -1,10 +1,10 @@
-"""`eventloop export CHECKPOINT FILE.safetensors`; the file is written by `checkpoint/weights.py`."""
+"""`eventloop export CHECKPOINT FILE.safetensors`; the file is written by `checkpoint/weight_files.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from eventloop.checkpoint.weights import export_weights
+from eventloop.checkpoint.weight_files import export_weights
 from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.named_checkpoints import BEST, one_checkpoint, size_text, words
 from eventloop.cli.output import require_writable, write_text

@@ -24,7 +24,7 @@ from eventloop.errors import PluginError, UsageError, closest, text_of
 from eventloop.fixes import pip
 from eventloop.naming import kebab
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Candidate, Found
-from eventloop.plugin.sources import bound_names, locate, origin_of
+from eventloop.plugin.static_names import bound_names, locate, origin_of
 from eventloop.signals import Interrupted, named_interrupts
 
 _MAX_REDIRECTIONS = 8

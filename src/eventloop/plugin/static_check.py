@@ -17,7 +17,7 @@ from eventloop.hook_markers import REMOVED_HOOKS
 from eventloop.naming import fold
 from eventloop.plugin.configure import awaited
 from eventloop.plugin.load import split_label
-from eventloop.plugin.sources import Scope, bound_names, locate, origin_of, top_level_spec
+from eventloop.plugin.static_names import Scope, bound_names, locate, origin_of, top_level_spec
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

@@ -7,7 +7,7 @@ from eventloop.checkpoint.checkpoint_folder import read_checkpoint as read_check
 from eventloop.checkpoint.checkpoint_folder import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.saved_tensors import SavedTensor
-from eventloop.checkpoint.weights import FoundWeights, saved_weights_at, weights_at, with_tied
+from eventloop.checkpoint.weight_files import FoundWeights, saved_weights_at, weights_at, with_tied
 from eventloop.distributed.averaging import take_from_first
 from eventloop.training.tensor_slices import TensorSlice, gathered
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from eventloop import hookimpl
 from eventloop.checkpoint.checkpoint_folder import write_checkpoint
 from eventloop.checkpoint.states import UnreadTensor, unread
-from eventloop.checkpoint.weights import FoundWeights, saved_weights_at, weights_at
+from eventloop.checkpoint.weight_files import FoundWeights, saved_weights_at, weights_at
 from eventloop.errors import TaskError
 
 WEIGHTS = {
