@@ -178,6 +178,7 @@ def test_a_wrong_setting_is_corrected_in_python(make_trainer, setting, said):
     assert "--" not in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_script_of_its_own_is_told_of_arguments(clean):
     """A process that the command didn't start has no flags."""
     Path("train.py").write_text(

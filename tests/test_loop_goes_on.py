@@ -50,6 +50,7 @@ def trained(make_trainer, make_task, make_plugin) -> Callable:
     return trained
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make_loader", [shuffled, streamed])
 @pytest.mark.parametrize("untils", [["4ba", None], ["1ba", "2ba", "5ba", None], ["1ep", None],
                                     ["3ba", None], ["6ba"], ["20sp", "2ep"], ["0.5dur", None]])  # fmt: skip

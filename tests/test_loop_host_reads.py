@@ -140,6 +140,7 @@ def reads(make_trainer, make_task, make_batches):
     return reads
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("on_terminal", [False, True])
 def test_no_step_reads_a_tensor(precision, on_terminal, reads):
@@ -162,6 +163,7 @@ def test_a_step_in_fp16_reads_once(fused, reads):
     assert counter.num_windows == NUM_STEPS
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", [{"log_interval": "1ba"}, {"eval_interval": "1ba"},
                                    {"clip_norm": None}, {"microbatch_size": None}], ids=str)  # fmt: skip
 def test_no_setting_brings_a_read(given, reads):
@@ -177,6 +179,7 @@ def two_terms(model, inputs, state):
     return outputs
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [None, 2])
 @pytest.mark.parametrize("interval", ["10ba", "1000ba"])
 def test_numbers_that_forward_logs_bring_no_read(interval, size, reads):
@@ -198,6 +201,7 @@ def test_no_step_of_two_ranks_reads_a_tensor(precision, reads):
     assert run_ranks(count) == [(0, NUM_STEPS)] * 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hook", ["batch_start", "after_loss", "after_backward", "batch_end"])
 def test_a_plugin_that_reads_is_seen(hook, reads, make_plugin):
     """Control: from the first event of the window to the last."""

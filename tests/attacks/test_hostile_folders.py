@@ -280,6 +280,7 @@ FITS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "kind"), FITS)
 def test_a_fit_refuses_it_and_touches_nothing_outside(name, kind, place):
     """What isn't a file of the run's own is named; a checkpoint that can't be used is passed over."""

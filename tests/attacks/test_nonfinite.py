@@ -303,6 +303,7 @@ def test_the_batch_that_is_named_is_the_batch(how, clip_norm, trainer_of):
         assert text.startswith("the gradients aren't finite at batch 6, nor is the loss after")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["loss", "a hook on gradients"])
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_the_rank_and_batch_that_are_named_are_those(how, culprit, tmp_path):

@@ -26,7 +26,7 @@ from eventloop.errors import CheckpointError, EventloopError
 
 MAX_CPU_S = 4.0  # of a slow machine
 MAX_MORE_BYTES = 200 * 2**20
-NUM_ROWS = 80  # of those that run with every change, drawn from all
+NUM_ROWS = 40  # of those that run with every change, drawn from all
 GONE = object()
 
 Path_ = tuple[Any, ...]

@@ -79,6 +79,7 @@ def trained(load):
     return trained
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_both_loops_train_the_same(name, trained):
     """To rounding: one converts the whole model to channels_last, the other the convolutions."""

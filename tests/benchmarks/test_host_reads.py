@@ -38,7 +38,7 @@ def names():
     return ["", *(name for name, text in texts.items() if any(one in text for one in groups))]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", names())
 def test_no_step_waits_and_the_weights_are_those_of_the_cpu(name, host_reads):
     """On a GPU each wait leaves it idle, and nothing on the CPU shows it."""

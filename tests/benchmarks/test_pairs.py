@@ -85,6 +85,7 @@ def made(pairs, tmp_path_factory):
     return {one.name: one for one in pairs.packages_in(folder)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("names", [("ema", "mixup"), ("jsonl", "label-smoothing")])
 def test_packages_of_this_repository_live_together(names, pairs):
     """All of them are tried in the benchmark; it takes minutes."""
@@ -95,6 +96,7 @@ def test_packages_of_this_repository_live_together(names, pairs):
     assert (found.verdict, found.message, found.kind) == ("trains", "", "images")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("names", "verdict", "message"),
     [

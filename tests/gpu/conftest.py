@@ -43,11 +43,13 @@ class Mode(NamedTuple):
     precision: str
 
 
+# Nightly, as the pretend accelerator computes on it.
+CPU = pytest.param("cpu", marks=pytest.mark.nightly)
 CUDA = pytest.param("cuda:0", marks=needs_cuda)
 NO_GPU = pytest.param("pretend:0", marks=needs_none)
 
 
-@pytest.fixture(params=["cpu", CUDA, NO_GPU])
+@pytest.fixture(params=[CPU, CUDA, NO_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """The CPU, and the GPU or the pretend accelerator."""
     with switched_on(request.param) as device:
@@ -61,7 +63,7 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device
 
 
-@pytest.fixture(params=["cpu", CUDA])
+@pytest.fixture(params=[CPU, CUDA])
 def device_of_kernels(request: pytest.FixtureRequest) -> torch.device:
     """The CPU, and the GPU where there is one: what has kernels, and is compiled for."""
     return torch.device(request.param)
@@ -81,7 +83,7 @@ def switched_on(name: str) -> Iterator[torch.device]:
 
 
 OF_KERNELS = [
-    *(("cpu", one) for one in PRECISIONS if one != "tf32"),
+    *(pytest.param(("cpu", one), marks=pytest.mark.nightly) for one in PRECISIONS if one != "tf32"),
     *(pytest.param(("cuda:0", one), marks=needs_cuda) for one in PRECISIONS),
 ]
 PRETEND = [("pretend:0", one) for one in PRECISIONS if one != "tf32"]
@@ -107,7 +109,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
 @pytest.fixture(
     params=[
         # No code is generated for the CPU, which takes long: graphs are captured and differentiated.
-        ("cpu", {"backend": "aot_eager"}),
+        pytest.param(("cpu", {"backend": "aot_eager"}), marks=pytest.mark.nightly),
         pytest.param(("cuda:0", True), marks=needs_cuda),
         pytest.param(("cuda:0", {"mode": "reduce-overhead"}), marks=needs_cuda),
     ],
@@ -121,7 +123,7 @@ def compiler(request: pytest.FixtureRequest) -> tuple[torch.device, Any]:
 
 @pytest.fixture(
     params=[
-        pytest.param("cpu", marks=pytest.mark.nightly),  # as the pretend one, which is on it
+        CPU,
         pytest.param("cuda", marks=needs_two),
         pytest.param("pretend", marks=needs_none),
     ]

@@ -125,6 +125,7 @@ def test_a_steady_step_waits_for_nothing(mode, log_interval, guarded):
     assert guard.num_reads <= (guard.num_windows if mode.precision == "fp16" else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", ["sgd-foreach", "adamw-fused", "adamw-foreach"])
 def test_no_optimizer_of_a_gpu_waits(optimizer, accelerator, guarded, mode_of):
     """Those that aren't fused neither; AdamW's counter of steps stays on the host then."""
@@ -150,6 +151,7 @@ def test_nothing_waits_between_steps_either(pin_memory, accelerator, guarded, mo
     assert guard.num_windows == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hook", ["after_dataloader", "after_loss", "batch_end"])
 def test_a_plugin_that_waits_is_found(hook, device, guarded, make_plugin, mode_of):
     """Control: on the GPU it raises, on the CPU it is counted."""

@@ -119,6 +119,7 @@ def eventloop_run(make_run, make_images):
     return eventloop_run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_ten_steps_run_the_kernels_of_ten_plain_ones(

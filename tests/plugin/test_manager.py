@@ -308,7 +308,7 @@ def test_discovery_in_any_order_gives_one_order_of_calls(
     folders = [into_a_folder_of_its_own(tmp_path, name) for name in names]
     path, listed, orders = list(sys.path), set(), set()
 
-    for seed in range(50):
+    for seed in range(25):
         random.Random(seed).shuffle(folders)
         monkeypatch.setattr(sys, "path", [*folders, *path])
         listed.add(tuple(one.name for one in importlib_metadata.entry_points()))

@@ -149,6 +149,7 @@ def test_the_phase_of_one_that_only_closes_is_its_own(plugin, ordered):
     assert names(ordered("after_loss", a, first, last)) == ["z", "a", "y"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hook", ["batch_start", "batch_end", "forward"])
 def test_random_sets_have_one_order_however_they_are_discovered(plugin, hook):
     """Two machines with the same packages must train alike: 200 sets, 50 orders each."""

@@ -54,6 +54,11 @@ def run(folder, *arguments):
 
 MANY = '@pytest.mark.parametrize("n", range(40))\ndef test_one(n): pass\n'
 PARALLEL = ("-p", "xdist", "-n", "2")
+alone_or_parallel = pytest.mark.parametrize(
+    "flags",
+    [(), pytest.param(PARALLEL, marks=pytest.mark.nightly)],
+    ids=["one process", "two"],
+)
 
 
 def tenth(number):
@@ -73,7 +78,7 @@ def test_each_test_is_in_one_tenth():
     assert max(len(tenth(number)) for number in range(10)) < 10
 
 
-@pytest.mark.parametrize("flags", [(), PARALLEL], ids=["one process", "two"])
+@alone_or_parallel
 def test_a_tenth_runs_alone(flags, nightly):
     """The processes of pytest-xdist have to choose alike."""
     status, text = nightly(MANY, "-v", "--tenth=3", *flags)
@@ -102,7 +107,7 @@ def test_a_test_that_fails_once_is_no_failure(nightly):
     assert re.search(r"1 passed, 1 passed when repeated in [\d.]+s", text.splitlines()[-1])
 
 
-@pytest.mark.parametrize("flags", [(), PARALLEL], ids=["one process", "two"])
+@alone_or_parallel
 def test_a_test_that_fails_twice_is_one(flags, nightly):
     """Nothing is repeated more than once."""
     status, text = nightly("def test_one(): fails(2)\ndef test_two(): pass\n", *flags)
@@ -111,7 +116,7 @@ def test_a_test_that_fails_twice_is_one(flags, nightly):
     assert re.search(r"1 failed, 1 passed in [\d.]+s", text.splitlines()[-1])
 
 
-@pytest.mark.parametrize("flags", [(), PARALLEL], ids=["one process", "two"])
+@alone_or_parallel
 def test_a_failure_is_printed_when_it_happens(flags, nightly):
     """A run of an hour that is cut off has said what failed."""
     later = '@pytest.mark.parametrize("n", range(20))\ndef test_two(n): pass\n'

@@ -441,6 +441,7 @@ class UpdatesByName(Updates):
     optimizers = ("sgd",)
 
 
+@pytest.mark.sampled(2)
 @asks_for_grad
 @pytest.mark.parametrize("owner", [Updates, UpdatesByName])
 @pytest.mark.parametrize("compile", [EAGER, LAYERS])

@@ -222,6 +222,7 @@ def documented(clean, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("page", pages())
 def test_the_examples_of_a_page_run(page, documented, capsys, monkeypatch, request):
     """What is copied from a page works; tests that it shows pass."""

@@ -97,6 +97,7 @@ def test_an_examples_loss_falls(name, example, make_plugin):
     assert sum(losses[-tenth:]) < 0.9 * sum(losses[:tenth])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "what", "least"),
     [("reinforce", "reward", 0.75), ("ppo", "ppo/steps_balanced", 60.0)],
@@ -145,7 +146,7 @@ def trained_on(example, name, folder, device):
         return [one.detach().cpu() for one in trainer.state.model.parameters()]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_example
 def test_an_example_has_the_cpus_bits_on_the_pretend_accelerator(name, example, tmp_path):
     """No tensor is left on the other device, no race is in it, and no copy is read too early."""
@@ -198,6 +199,7 @@ def test_an_example_that_was_stopped_goes_on_to_the_bit(
     assert all(map(torch.equal, whole, stopped))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ppo", "tbptt", "losses"])
 def test_microbatches_give_the_gradient_of_the_whole(name, example, tmp_path):
     """Minibatches that a plugin puts into the batch are sliced, and weighed, as others are."""
@@ -212,7 +214,7 @@ def test_microbatches_give_the_gradient_of_the_whole(name, example, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "tbptt"])
 def test_two_ranks_have_worlds_of_their_own_and_one_policy(name, example, tmp_path):
     """Without a data set each rank draws by itself; gradients are averaged all the same."""
@@ -322,6 +324,7 @@ def share_recognised(generator):
     return (nearest == asked).float().mean().item()
 
 
+@pytest.mark.nightly
 def test_the_digits_drawn_are_those_asked_for(example):
     """In a fraction of its time; the control is the generator before."""
     options, duration = TINY["gan"]

@@ -135,6 +135,7 @@ def test_a_run_that_fails_leaves_a_manifest(make_trainer, make_plugin):
     assert (trainer.state.run_dir / "manifest.json").is_file()
 
 
+@pytest.mark.nightly
 def test_the_script_is_kept_with_the_run(clean):
     """As the command keeps the task's file."""
     text = (
