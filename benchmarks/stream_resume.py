@@ -19,6 +19,7 @@ import contextlib
 import gc
 import itertools
 import json
+import multiprocessing
 import re
 import shutil
 import sys
@@ -110,6 +111,8 @@ def _end_workers() -> None:
     Collected in a cycle, as one is with a trainer, an iterator waits five seconds for each worker: the queues
     by which it asks them to end are closed before it is.
     """
+    if not multiprocessing.active_children():
+        return  # to look at all objects takes longer than a small run
     for one in gc.get_objects():
         if end := getattr(type(one), "_shutdown_workers", None):
             end(one)

@@ -91,7 +91,7 @@ def fit(folder, batch, kind):
         trainer.fit()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, kind):
     """Twice in the first epoch, and in the second."""

@@ -255,6 +255,7 @@ class LateState(LikeDatasets):
         return {"num": 0} if self.is_loaded else super().state_dict()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
 @pytest.mark.parametrize("make", [StreamState, lambda stream: Shuffled(stream, 4)])
 def test_workers_that_have_yielded_nothing_since_a_resume_keep_their_place(make):
@@ -275,6 +276,7 @@ def test_workers_that_have_yielded_nothing_since_a_resume_keep_their_place(make)
     assert taken == whole
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
 @pytest.mark.parametrize("num_taken", [16, 17, 18])
 def test_a_worker_that_is_done_waits_for_the_others(num_taken):
