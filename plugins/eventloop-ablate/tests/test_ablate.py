@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import sys
 import time
 
 import pytest
+
+from eventloop_ablate import run
 
 NUDGE = """
 from eventloop import hookimpl
@@ -90,16 +94,19 @@ task = Task(
 """
 
 
-def test_what_runs_say_themselves_is_in_their_logs(tiny, install, start):
+def test_what_runs_say_themselves_is_in_their_logs(tiny, install, monkeypatch, capfd):
     """Progress bars of several runs would garble each other; without metrics torchmetrics isn't imported."""
     install(tiny, "nudge", NUDGE)
     (tiny / "bare.py").write_text(UNMEASURED)
     flags = ("-p", "nudge", "--nudge.by", "0.3", "--run-dir", "here", "--seeds", "1",
              "--metric", "min train/loss")  # fmt: skip
 
-    out, err = start(tiny, "bare.py", *flags).communicate(timeout=300)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
-    assert err == ""
+    status = run(["bare.py", *flags])
+
+    out, err = capfd.readouterr()
+    assert (status, err) == (0, "")
     assert re.findall(r"^(none|nudge) +\d.*MB", out, re.M) == ["none", "nudge"]
     assert "nudged" not in out
     assert "nudged 0.3" in (tiny / "here" / "nudge" / "seed-0.log").read_text()

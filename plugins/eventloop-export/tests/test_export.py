@@ -1,5 +1,7 @@
 """Models in other formats compute what the model computes."""
 
+from copy import deepcopy
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -81,23 +83,28 @@ def by_onnx(path, *inputs):
     return outputs
 
 
-@pytest.mark.sampled(3)
+@pytest.fixture(scope="module")
+def as_onnx(tmp_path_factory):
+    """The file of a trained model, the model, and whether it was in training mode."""
+    return exported(tmp_path_factory.mktemp("onnx"), conv_task(), "model.onnx")
+
+
 @pytest.mark.parametrize("num_samples", [1, 4, 7])
-def test_onnx_computes_what_the_model_computes(tmp_path, num_samples):
+def test_onnx_computes_what_the_model_computes(as_onnx, num_samples):
     """With the statistics of batch norms, without dropout, for any number of samples."""
-    path, model, _ = exported(tmp_path, conv_task(), "model.onnx")
+    path, model, _ = as_onnx
     inputs = torch.randn(num_samples, 1, 6, 6)
 
     with torch.no_grad():
         expected = model(inputs).numpy()
     assert np.abs(by_onnx(path, inputs) - expected).max() < 1e-5
-    assert [one.name for one in tmp_path.glob("*model.onnx*")] == ["model.onnx"]
+    assert [one.name for one in path.parent.glob("*model.onnx*")] == ["model.onnx"]
 
 
-def test_other_weights_would_be_seen(tmp_path):
+def test_other_weights_would_be_seen(as_onnx):
     """Control: the comparison is one of these weights."""
-    path, model, _ = exported(tmp_path, conv_task(), "model.onnx")
-    inputs = torch.randn(4, 1, 6, 6)
+    path, model, _ = as_onnx
+    inputs, model = torch.randn(4, 1, 6, 6), deepcopy(model)
     with torch.no_grad():
         model[-1].weight.add_(1e-3)
         other = model(inputs).numpy()
@@ -165,13 +172,12 @@ def test_save_pretrained_is_called_where_the_model_has_it(tmp_path):
         exported(tmp_path / "other", conv_task(), "folder")
 
 
-def test_safetensors_is_left_to_the_core(tmp_path):
+def test_safetensors_is_left_to_the_core(tmp_path, as_onnx):
     """And the model's mode is what it was."""
     path, _, was_training = exported(tmp_path, conv_task(), "model.safetensors")
-    _, _, was_training_too = exported(tmp_path / "b", conv_task(), "model.onnx")
 
     assert path.stat().st_size > 0
-    assert was_training == was_training_too
+    assert was_training == as_onnx[2]
 
 
 class Branches(nn.Module):

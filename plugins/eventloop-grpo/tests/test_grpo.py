@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import subprocess
@@ -14,6 +13,7 @@ import torch
 from grpo_cases import Seen, fit, grpo, prompts_task, trainer_of, wanted
 
 from eventloop import PluginError, hookimpl
+from eventloop.cli import main
 from eventloop_fsdp import Fsdp
 from eventloop_grpo import Grpo, advantages_of, policy_loss
 from eventloop_testing import check_plugin, counted_waits, isolated_trainer, run_ranks
@@ -50,7 +50,7 @@ def test_the_reward_rises(tmp_path):
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.5
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("place", ["batch", "in_rollout"])
 @pytest.mark.parametrize(
     "options",
@@ -247,6 +247,7 @@ def test_it_keeps_the_contract_of_plugins(tmp_path):
     assert all("read from the device" in one for one in problems)
 
 
+@pytest.mark.nightly
 def test_the_example_learns(monkeypatch):
     """A few batches of it; the README has the whole."""
     example = runpy.run_path(str(FOLDER / "examples" / "copy_digits.py"))
@@ -281,20 +282,17 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
     assert names["trainer"].state.clock.batch == 20
 
 
-def test_a_command_line_has_all_that_is_needed(tmp_path):
+def test_a_command_line_has_all_that_is_needed(tmp_path, monkeypatch, capsys):
     """The reward is a function in a file, the tokenizer a folder."""
     (tmp_path / "judge.py").write_text("from grpo_cases import wanted as judge\n")
     (tmp_path / "digits.py").write_text("from grpo_cases import prompts_task as task\n")
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
 
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "eventloop", "fit", "digits.py",
-            "--grpo.num-generations", "2", "--grpo.reward", "./judge.py:judge",
-            "--grpo.max-tokens", "3", "--grpo.log-rollouts", "1ba", "--run-dir", "run",
-        ],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    status = main([
+        "fit", "digits.py", "--grpo.num-generations", "2", "--grpo.reward", "./judge.py:judge",
+        "--grpo.max-tokens", "3", "--grpo.log-rollouts", "1ba", "--run-dir", "run",
+    ])  # fmt: skip
 
-    assert done.returncode == 0, done.stderr
+    assert status == 0, capsys.readouterr().err
     assert [*(tmp_path / "run" / "checkpoints").glob("ba*")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import time
 from typing import NamedTuple
@@ -55,16 +57,17 @@ def events_of(trace):
     return json.loads(trace.path.read_text())["traceEvents"]
 
 
-@pytest.fixture
-def traced(make_trainer, capsys):
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
     """Runs 100 steps under a trace."""
     trace, sleeps = Trace(), Sleeps()
-    with make_trainer(
-        algorithms=[Around()], callbacks=[sleeps, Inside(), trace], max_duration="100ba"
-    ) as trainer:
-        trainer.fit()
-        assert capsys.readouterr().out == ""
-    return Traced(trace, events_of(trace), capsys.readouterr().out, sleeps.slept_s)
+    plugins = {"algorithms": [Around()], "callbacks": [sleeps, Inside(), trace]}
+    folder = tmp_path_factory.mktemp("traced")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        with isolated_trainer(folder, **plugins, max_duration="100ba") as trainer:
+            trainer.fit()
+            assert out.getvalue() == ""
+    return Traced(trace, events_of(trace), out.getvalue(), sleeps.slept_s)
 
 
 def ns(event):
