@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import importlib_metadata
 import pytest
 
 from eventloop_testing.commands import write_distribution
@@ -25,6 +26,19 @@ def own_package(site: Path) -> None:
     commands += [f"plugins-{one} = eventloop_plugins.lists:{one}" for one in ("enable", "disable")]
     text = "\n".join(["[eventloop.commands]", *commands])
     write_distribution(site, "eventloop-plugins", text, version="0.1.0")
+
+
+@pytest.fixture(autouse=True)
+def no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leaves out what is installed: `plugins check` imports what each package adds in a fork of its own."""
+    every = importlib_metadata.distributions
+
+    def of_the_test(**given: object) -> Iterator[importlib_metadata.Distribution]:
+        for one in every(**given):
+            if Path(str(one.locate_file(""))).is_relative_to(tmp_path):
+                yield one
+
+    monkeypatch.setattr(importlib_metadata, "distributions", of_the_test)
 
 
 @pytest.fixture

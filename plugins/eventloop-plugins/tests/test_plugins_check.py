@@ -409,6 +409,7 @@ def test_no_subcommand_fails_because_of_a_plugin(run, install, clean, argv):
 LOUD = "import os, sys\nprint('hello')\nsys.stdout.write('there')\nos.write(1, b'you')\n"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("argv", [["check"], ["order"], ["show", "aa-test"], ["lock"]])
 def test_json_is_json_whatever_a_plugin_prints(install, clean, only, capfd, argv):
     """A program reads it; what plugins say while they are imported goes to stderr."""
