@@ -203,6 +203,7 @@ def test_a_run_tells_what_it_is_made_of(in_one_go):
     assert read_checkpoint(place / "checkpoints" / "ba00000009").facts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("checkpoints", "files"), [("all", ["ba00000000", "ba00000004", "ba00000009"]), ("none", [])]
 )
@@ -232,10 +233,11 @@ def test_many_numbers_of_any_name_are_taken(tmp_path, store):
 
     fit(tmp_path, store, keeps=Keeps(**values), max_duration="1ep")
 
-    found = [value for name, _, value in store.numbers() if name.startswith("odd")]
+    found = [value for name, value in store.run().data.metrics.items() if name.startswith("odd")]
     assert sorted(found) == list(range(600))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("error", "status"), [(EOFError, "FAILED"), (KeyboardInterrupt, "KILLED")])
 def test_a_run_that_does_not_end_well_says_so(tmp_path, store, error, status):
     """With the numbers until then; they may tell why."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventloop_mlflow import accepted_name, parameters
@@ -16,6 +16,7 @@ def test_a_name_that_mlflow_takes_stays(name):
     assert accepted_name(name) == name
 
 
+@settings(max_examples=30)
 @given(st.text(min_size=1, max_size=400))
 def test_any_name_becomes_one_that_mlflow_takes(name):
     """Its rule: these characters, and a path that is written in one way only."""

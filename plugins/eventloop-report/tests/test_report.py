@@ -126,6 +126,7 @@ def test_a_trial_that_was_pruned_says_so(tmp_path):
     assert '<p class="status">pruned by sweep at evaluation 2</p>' in text_of(tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("best", "weights"),
     [("max valid/loss", "the weights of ba00000006, the best"), (None, "the last weights")],
@@ -144,6 +145,7 @@ def test_what_test_sets_gave_stands_with_the_weights_that_they_had(best, weights
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batches", [[7], [3, 11]])
 def test_a_resumed_run_has_the_curves_of_one_in_one_go(batches, tmp_path, finished):
     """From its first batch on, each once."""

@@ -45,21 +45,27 @@ def sections(folder, batch=-1):
     return {name: part[1] for name, part in parts.items() if part}
 
 
-def test_the_page_has_the_latest_of_each_name(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the page of a run in one go has."""
+    return sections(tmp_path_factory.mktemp("whole"))
+
+
+def test_the_page_has_the_latest_of_each_name(whole):
     """With the batch after which it was logged; whatever a model says is text."""
-    found = sections(tmp_path)
+    found = whole
 
     assert "<td>&lt;b&gt;2&lt;/b&gt;</td></tr>\n<tr><td>second line</td>" in found["early"]
     assert "Logged after batch 2." in found["early"]
     assert '<td class="number">6</td><td>\\x1b[31m</td><td></td>' in found["test/samples"]
 
 
-def test_a_resumed_run_has_the_texts_of_one_in_one_go(tmp_path):
+def test_a_resumed_run_has_the_texts_of_one_in_one_go(tmp_path, whole):
     """Those before the checkpoint come from it."""
     with pytest.raises(EOFError):
-        sections(tmp_path / "resumed", batch=5)
+        sections(tmp_path, batch=5)
 
-    assert sections(tmp_path / "resumed") == sections(tmp_path / "whole")
+    assert sections(tmp_path) == whole
 
 
 def test_a_run_goes_on_from_a_checkpoint_without_texts(tmp_path):

@@ -150,6 +150,7 @@ def test_the_numbers_are_those_of_jsonl(in_one_go):
     assert {one[-1] for one in found} >= {"nan", "inf", "-1e-300", repr(2.0**70), repr(1 / 3)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batches", [(6,), (5, 6, 7, 9)], ids=["once", "four times"])
 def test_a_resumed_run_is_one_run_with_each_number_once(tmp_path, in_one_go, batches):
     """What was sent after the checkpoint isn't sent again."""
