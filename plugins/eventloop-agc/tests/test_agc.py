@@ -109,6 +109,7 @@ class Logs:
         self.rows.append(numbers)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_with_accumulation_end_with_the_weights_of_one(fit, strategy):
     """Units are those of the whole model, also where a rank holds some of their rows."""

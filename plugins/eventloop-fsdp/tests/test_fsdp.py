@@ -439,6 +439,7 @@ def test_weights_and_optimizer_states_are_those_of_one_process(tmp_path):
     assert nothing == {}
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_restored_shards(tmp_path, fit):
     """Weights and moments of one process, loaded by two ranks, end where it ends."""
     expected, _ = fit(optimizer="adamw", batch_size=16, max_duration="4ep")
@@ -461,6 +462,7 @@ def test_a_run_goes_on_from_restored_shards(tmp_path, fit):
     assert_near(actual, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -487,6 +489,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, message):
         run_ranks(run)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "settings", "message"),
     [
@@ -501,6 +504,7 @@ def test_what_can_not_be_is_refused_when_the_trainer_is_built(tmp_path, options,
         run_ranks(lambda: trainer_of(tmp_path, Fsdp(**options), **settings))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Rprop"])
 def test_an_optimizer_that_can_not_step_shards_is_refused(tmp_path, name):
     """Instead of torch's word about placements, at the first step."""
@@ -715,6 +719,7 @@ class Compiled(Net):
             one.compile(backend="aot_eager")
 
 
+@pytest.mark.nightly
 def test_compiled_layers_are_sharded_like_others(fit):
     """Gathering stays outside of what is compiled."""
     expected, _ = fit(batch_size=16)

@@ -103,6 +103,7 @@ def test_another_teacher_teaches_something_else(tmp_path):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_sharded_ranks_go_on_with_their_teacher_and_no_other(tmp_path):
     """The digest is the same in one process and in shards; averages leave the teacher alone."""
     plugins = lambda: (Fsdp(), Ema())  # noqa: E731

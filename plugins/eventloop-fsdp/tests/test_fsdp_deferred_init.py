@@ -150,6 +150,7 @@ def test_the_weights_are_those_of_one_process_to_the_bit(tmp_path, name):
         assert sum(meta.values()) > len(meta) / 2
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_weights_that_were_never_drawn(tmp_path, monkeypatch):
     """They are read, each rank its shards; and the run ends as one that was never stopped."""
     given = {"options": {"meta": True}, "batch_size": 12}

@@ -188,6 +188,7 @@ def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
     assert 2 <= max(num, same) <= 3  # training and evaluation: layers that are alike share them
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("options", [None, {}])

@@ -116,6 +116,7 @@ def on_two(function, *args, **given):
     return run_ranks(lambda: function(*args, **given))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("meta", [True, False])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_begins_with_the_bits_of_a_file(tmp_path, file, other, num_ranks, meta, monkeypatch):

@@ -265,6 +265,7 @@ def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
         assert any(shard.name in one and "isn't used" in one for one in notes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sharded", [True, False])
 def test_one_that_is_named_is_verified_too(tmp_path, sharded):
     """No rank reads slices of what no rank has digested."""
@@ -279,6 +280,7 @@ def test_one_that_is_named_is_verified_too(tmp_path, sharded):
         fit(tmp_path / "second", "4ba", num_ranks=2, sharded=sharded, resume=str(damaged))
 
 
+@pytest.mark.nightly
 def test_old_shards_make_room_for_new_ones(tmp_path):
     """Those that stay verify."""
     fit(tmp_path, "8ba", num_ranks=2, checkpoint_keep=2)
@@ -333,6 +335,7 @@ def test_two_ranks_refuse_a_checkpoint_whose_slices_overlap_with_one_message(tmp
     assert second == first
 
 
+@pytest.mark.nightly
 def test_two_ranks_go_on_from_the_checkpoint_before_overlapping_slices(tmp_path, request):
     """Both from the same one: it is rank 0 that chooses, by what either has found."""
     fit(tmp_path, "2ba", num_ranks=2)

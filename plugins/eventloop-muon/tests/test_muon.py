@@ -118,6 +118,7 @@ def test_microbatches_and_reduced_precision_are_near(fit):
     assert not torch.allclose(weights(fit()), expected, atol=0.1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_end_near_one(fit, strategy):
     """What is added up in another order may be rounded to another number of bf16."""
