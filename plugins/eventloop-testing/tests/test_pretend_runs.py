@@ -31,6 +31,7 @@ def fit(folder, batch=None, precision="fp32"):
         trainer.fit()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_killed_and_resumed_a_run_ends_with_the_same_bits(precision, tmp_path, pretend_device):
     """The device's random numbers go on where the checkpoint was."""

@@ -6,10 +6,10 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -101,13 +101,16 @@ def test_workers_of_ranks_that_fail_end_with_them(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does it on Linux alone")
 def test_ranks_end_with_a_caller_that_is_killed(tmp_path):
     """A test that took too long is killed, and its ranks mustn't stay; workers look each 5 s."""
-    code = f"from test_run_ranks import *; run_ranks(started_workers, Path({str(tmp_path)!r}))"
-    caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    if not (caller := os.fork()):
+        try:
+            run_ranks(started_workers, tmp_path)
+        finally:
+            os._exit(1)
     try:
         assert wait_until(lambda: len(of_files(tmp_path)) == 6, 60)
     finally:
-        caller.kill()
-        caller.wait()
+        os.kill(caller, signal.SIGKILL)
+        os.waitpid(caller, 0)
 
     processes = of_files(tmp_path)
     assert all(gone(one, 20) for one in processes)
