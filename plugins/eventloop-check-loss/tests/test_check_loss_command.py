@@ -61,6 +61,7 @@ def install_nosy(folder, monkeypatch):
     assert importlib.metadata.version("eventloop-nosy") == "1.0"
 
 
+@pytest.mark.nightly
 def test_the_command_finds_the_factor_and_leaves_nothing_behind(folder, monkeypatch, capsys):
     """In processes of its own, two as ranks; clipping comes later, and plugins take no part."""
     install_nosy(folder, monkeypatch)

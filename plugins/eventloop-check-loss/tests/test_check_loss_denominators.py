@@ -51,6 +51,7 @@ def test_a_mean_over_samples_keeps_all_laws(checked):
     assert report.found.succeeds
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("reduction", "differs"), [("mean", False), ("sum", True)])
 def test_of_a_batch_in_parts_the_first_part_is_checked(checked, reduction, differs):
     """Nothing splits such a batch, but its parts are microbatches like any other."""

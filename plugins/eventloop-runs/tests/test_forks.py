@@ -87,6 +87,7 @@ def processes_of(folder):
     return {one.read_text() for one in folder.glob("*.parent")}
 
 
+@pytest.mark.nightly
 def test_a_forked_run_ends_with_the_bits_of_a_new_process(tiny):
     """Whatever ran before, and though a run in between was killed."""
     (tiny / "tiny.py").write_text(
