@@ -128,6 +128,7 @@ RUNS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_callback_sees_the_same_events_with_the_same_state(name):
     """Timestamps, batches, losses, rates and data loaders, at each of them; and the same is logged."""

@@ -56,7 +56,7 @@ def assert_same_after_a_kill(case, folder):
     assert differing == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", UNPROMISED)
 def test_a_killed_run_ends_with_the_weights_of_one_in_one_go(name, tmp_path):
     """Composer's state dicts leave out masks, rates, inner optimizers and what was frozen."""

@@ -82,6 +82,7 @@ def test_a_loss_that_broadcasts_trains_as_theirs():
     assert same(*ends)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
 @pytest.mark.parametrize("action", ["ignore", "default", "error"])
 def test_filters_of_the_users_hold_where_a_loss_broadcasts(kind, action):
@@ -435,6 +436,7 @@ def test_bf16_ends_with_the_weights_of_a_plain_loop():
     assert trainer.state.precision.value == "amp_bf16"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["MixUp", "SAM"])
 def test_algorithms_train_in_bf16(name):
     """And not in float32 by mistake."""

@@ -41,7 +41,7 @@ def run_in(tmp_path_factory, monkeypatch):
     return run
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", WATCHED)
 def test_it_sees_and_makes_the_same(name, run_in):
     """Hooks with their timestamps, what is logged and in which order, files, and the weights."""

@@ -54,7 +54,7 @@ def fit(folder, batch, kind, *more):
     return trained(folder, *plugins(), *more, Dies(batch), settings=settings, **options)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, kind):
     """In mid-epoch, at its end and in the next one."""
@@ -122,6 +122,7 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path, kind, strategy):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["dpo", "kto", "cpo", "stored", "lora"])
 def test_a_step_reads_nothing_from_the_device(tmp_path, kind):
     """Numbers of a batch stay on the device, and so does what is looked up."""

@@ -76,7 +76,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", MODELS)
 def test_it_ends_with_the_losses_and_weights_of_trl(tmp_path, case, model):
@@ -92,7 +92,7 @@ def test_it_ends_with_the_losses_and_weights_of_trl(tmp_path, case, model):
         require_equal(trained(tmp_path / name, **given), expected)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", ["dpo", "ipo", "kto", "simpo", "orpo", "cpo"])
 @pytest.mark.parametrize("model", ["full", "new LoRA"])
 def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, case, model):

@@ -181,7 +181,7 @@ THEIR_NAMES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_weights_are_those_of_trl(tmp_path, monkeypatch, kind):
     """On the same completions: in one piece, in microbatches, and on two ranks."""

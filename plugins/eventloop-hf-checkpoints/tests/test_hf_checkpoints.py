@@ -116,6 +116,7 @@ def logits(model):
         return model.eval()(input_ids=TOKENS[:3]).logits
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", [llama, tied, half, gpt2])
 def test_folders_load_in_transformers(tmp_path, model):
     """Weights, configuration, generation and tokenizer; all checkpoints, also those that are gone."""
@@ -197,6 +198,7 @@ def test_what_a_kill_kept_from_being_written_is_written(tmp_path):
         AutoModelForCausalLM.from_pretrained(folder / f"ba{one:08}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_write_one_folder(tmp_path, strategy):
     """Rank 0, of what all ranks have saved; slices are joined."""

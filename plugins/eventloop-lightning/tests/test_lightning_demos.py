@@ -56,7 +56,7 @@ DEMOS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", DEMOS)
 def test_a_demo_of_lightnings_ends_with_the_same_weights(name):
     """They are what a reader of its documents begins with."""

@@ -12,7 +12,7 @@ from lit_cases import CASES, Net, fitted, told
 import eventloop_lightning
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_ends_with_the_weights_of_lightnings_own_trainer(name):
     """Other results would be a reason not to change; metrics, rates and draws are equal, too."""

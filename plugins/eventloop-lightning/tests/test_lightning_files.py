@@ -86,6 +86,7 @@ def test_checkpoints_of_lightning_are_equal(theirs, ours):
     assert torch.equal(now["state_dict"]["net.0.weight"], then["state_dict"]["net.0.weight"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["epoch=1-step=12.ckpt", "last.ckpt"])
 def test_a_fit_goes_on_from_a_file_exactly(name, ours):
     """In the file is what else is needed."""
@@ -174,6 +175,7 @@ def test_a_second_fit_without_anything_to_do_does_nothing(trainer):
     assert all(map(torch.equal, before, module.parameters()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["plain", "SWA", "EarlyStopping", "two optimizers, toggled"])
 def test_a_second_fit_goes_on(name):
     """With new optimizers and the counts of the first, as under Lightning."""

@@ -55,6 +55,7 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("version", "kills"), [(None, (2, 7, 14)), ("mine", (13, 22))], ids=str)
 def test_killed_and_resumed_a_run_has_the_files_of_one_in_one_go(tmp_path, version, kills):
     """Rows that were lost or written twice, and checkpoints of batches that are trained again."""

@@ -57,6 +57,7 @@ def test_files_are_those_of_lightning_on_two_ranks(whole, tmp_path):
             assert torch.equal(now["state_dict"][key], one), f"{name}: {key}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["step=4-steps", "step=6-val"])
 def test_two_ranks_go_on_from_a_file(name, whole):
     """In mid-epoch and after a validation, with another seed, to the same weights."""

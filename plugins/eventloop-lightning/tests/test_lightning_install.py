@@ -79,6 +79,7 @@ def printed(code: str, folder: Path, *, library: str, imports: str = "") -> list
     return [line for line in ran.stdout.splitlines() if line.startswith("RESULT")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", BOTH)
 def test_a_module_of_either_package_is_trained(library, tmp_path):
     """Most libraries import the second; what is imported afterwards is what it was."""

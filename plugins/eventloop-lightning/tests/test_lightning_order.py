@@ -98,7 +98,7 @@ def order_under(trainer: type[pl.Trainer], case: Case) -> list[Any]:
     return [one for one in told if one[1] not in EARLIER]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", RECORDED)
 def test_hooks_come_in_lightnings_order(name):
     """What a hook does depends on what came before it, and on the numbers that it reads."""

@@ -188,6 +188,7 @@ class Watches(pl.Callback):
         self.seen.append(module.net[0].weight.detach().cpu().clone())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("module", [Net, Measures, Moves])
 def test_swa_averages_a_module_without_forward_and_training_does_not_notice(module, tmp_path):
     """Its batch norms see the training step, whose numbers, metrics and draws are forgotten."""

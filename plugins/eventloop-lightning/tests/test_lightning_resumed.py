@@ -50,7 +50,7 @@ def killed_and_resumed(name: str, at: int, folder: Any) -> dict[str, Any]:
     return told(*fitted(Trainer, CASES[name], seed=77, settings=settings))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", KILLED)
 def test_a_run_killed_in_mid_epoch_ends_with_the_same_bits(name, tmp_path):
     """Sums of `self.log`, metrics, accumulated gradients, averages, frozen layers are kept, too."""

@@ -35,7 +35,7 @@ def test_the_table_has_all_pairs():
     assert SAID.keys() == set(pairs.PAIRS)
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize(("first", "second"), pairs.PAIRS, ids="-".join)
 def test_a_pair_is_correct_or_refused_with_a_reason(first, second, monkeypatch):
     """Resumed twice, and beside what only watches as without it."""
@@ -72,6 +72,7 @@ class Meddles:
             one.grad *= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("part", "shown"), [(Forgets, "resumed, weights differ"), (Meddles, "without other, weights")]
 )

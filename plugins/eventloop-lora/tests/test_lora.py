@@ -49,6 +49,7 @@ def test_it_is_what_every_plugin_must_be():
     check_plugin(Lora, role="algorithm", options={"r": 2, "target_modules": ["0", "2"]})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_adapters_alone_are_trained_and_saved(tmp_path, variant):
     """A checkpoint of a large model takes kilobytes; its base is as it was."""
@@ -70,6 +71,7 @@ def test_adapters_alone_are_trained_and_saved(tmp_path, variant):
     assert len(found.parts["optimizers"]["adamw"]["state"]) == len(saved)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path, variant):
     """The base is built again, adapters and their optimizer state are loaded."""
@@ -96,6 +98,7 @@ def test_another_base_model_is_refused(tmp_path):
         trainer.load_weights(last(tmp_path))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_peft_loads_the_folder_that_is_exported_and_so_does_load_weights(tmp_path, variant):
     """It is what peft itself writes, for the base model as it was."""
@@ -110,6 +113,7 @@ def test_peft_loads_the_folder_that_is_exported_and_so_does_load_weights(tmp_pat
     torch.testing.assert_close(logits(theirs), logits(loaded), rtol=0, atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_merged_weights_are_those_of_the_base_model(tmp_path, variant):
     """The file needs neither peft nor this plugin; training goes on with the adapters."""

@@ -51,7 +51,7 @@ def fit(folder, batch, kind, *more):
     return trained(folder, *plugins(), *more, Dies(batch), settings=settings, **options)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, kind):
     """In mid-epoch, at its end and in the next one; with samples generated in between."""
@@ -118,6 +118,7 @@ class _Raises:
             raise EOFError
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"packing": True}, {"microbatch_size": 2}], ids=str)
 def test_a_step_reads_nothing_from_the_device(tmp_path, options):
     """Neither do transformers, which look at masks unless they get one for each pair of tokens."""
@@ -137,6 +138,7 @@ def test_a_read_would_be_seen(tmp_path):
     assert [one for one in check.findings if one.kind == "read"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("changes", [{"attn_implementation": "eager"}, {}], ids=["eager", "sdpa"])
 def test_models_of_all_kinds_of_attention_are_trained_alike(tmp_path, changes):
     """The mask is another way to say what positions say."""

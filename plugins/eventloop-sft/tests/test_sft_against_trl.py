@@ -68,7 +68,7 @@ def require_equal(actual, expected):
         torch.testing.assert_close(mine, trls, rtol=0, atol=1e-6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])

@@ -17,7 +17,7 @@ from transformers.utils import logging
 import eventloop_transformers
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", CASES)
 def test_it_trains_as_theirs(tmp_path, monkeypatch, name):
     """Weights, optimizer, history, files, the next random numbers; each callback with what it sees."""

@@ -71,7 +71,7 @@ def without_calls(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "calls": result["calls"][-1]}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("deaths", "interval"), [((5, 3, 12), "1ba"), ((10, 9, 2), "3ba")], ids=str
 )
