@@ -52,6 +52,7 @@ def test_blended_losses_equal_the_loss_of_blended_one_hot_targets():
     torch.testing.assert_close(loss, cross_entropy(logits, soft))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [None, 1, 3])
 def test_a_run_ends_as_one_with_soft_targets(make_trainer, size):
     """Wherever the batch is cut, each sample keeps its second target."""

@@ -28,7 +28,7 @@ def fit(folder, batch=None, precision="fp32"):
         trainer.export(folder / "model.safetensors")
 
 
-@pytest.fixture(scope="module", params=["fp32", "fp16"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("fp16", marks=pytest.mark.nightly)])
 def runs(request, tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
 

@@ -121,6 +121,7 @@ def test_two_equal_runs_keep_the_same(tmp_path, name):
     assert one["state"]["num_lines"] == len(rows(folders[0] / (name or "run/metrics.jsonl")))
 
 
+@pytest.mark.nightly
 def test_several_kills_leave_no_trace(tmp_path, in_one_go):
     """Each process writes after a checkpoint, and is killed."""
     for batch in (3, 4, 6, 6):

@@ -43,6 +43,7 @@ def test_a_run_ends_with_the_bits_of_a_task_that_smooths_itself(fit):
     assert not torch.equal(fit()[0], expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "settings",
     [

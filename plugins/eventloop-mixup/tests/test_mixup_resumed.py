@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("batches", [[1], [3], [5], [8], [9], [1, 2, 5, 5, 7]])
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Weights, momenta, generators: permutations and shares are drawn on, not again."""

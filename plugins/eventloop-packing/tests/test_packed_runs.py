@@ -155,6 +155,7 @@ def _mappings(nest):
             yield from _mappings(one)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_an_epoch_has_each_document_once(tmp_path, kind):
     """In both epochs, whole."""

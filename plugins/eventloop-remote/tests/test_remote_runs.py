@@ -308,6 +308,7 @@ def with_a_test_set(where, **given):
     return isolated_trainer(Path.cwd(), task, **values | given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_kept", [None, 1])
 def test_a_test_set_has_the_best_weights_of_a_run_at_a_url(url, machine, num_kept):
     """They are downloaded; the last weights, which are at hand, would give another number."""

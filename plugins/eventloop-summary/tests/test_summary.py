@@ -91,6 +91,7 @@ def fit(folder, **given):
         return trainer.state.model.state_dict()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("given", [{}, {"microbatch_size": 2}, {"compile": {"backend": "eager"}}])
 def test_the_table_is_written_once(tmp_path, capsys, given):
     """At the first pass, whatever follows; of a compiled model with its parameters alone."""

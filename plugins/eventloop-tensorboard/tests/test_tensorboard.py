@@ -270,6 +270,7 @@ def test_without_histograms_there_are_none(tmp_path):
     assert numbers(tmp_path)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("batches", "by_kill"),
     [([1], False), ([4], True), ([5], False), ([9], False), ([6, 7, 5, 9], True)],
