@@ -203,6 +203,7 @@ def test_names_work_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert "GradientClipping" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_importing_composer_leaves_signals_and_operators_alone():
     """Its engine takes SIGINT and SIGTERM, a run of ours ends with a checkpoint; two packages may mend torchvision."""
     code = """

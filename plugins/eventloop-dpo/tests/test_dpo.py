@@ -219,6 +219,7 @@ def test_the_command_trains_and_goes_on(tmp_path, monkeypatch, capsys):
     assert "can't be loaded from 'nothing'" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_the_example_learns_within_a_minute(tmp_path):
     """A tiny model prefers what it is shown."""
     example = runpy.run_path(str(CHATS_EXAMPLE))

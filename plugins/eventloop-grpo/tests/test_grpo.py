@@ -257,6 +257,7 @@ def test_the_example_learns(monkeypatch):
     assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.2
 
 
+@pytest.mark.nightly
 def test_short_answers_goes_on_with_the_model_of_sft(tmp_path):
     """A few batches of the example, on the model and the questions that the one of eventloop-sft makes."""
     sft = runpy.run_path(str(FOLDER.parent / "eventloop-sft" / "examples" / "chats.py"))

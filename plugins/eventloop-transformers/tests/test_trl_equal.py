@@ -22,7 +22,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_trainer_of_trl_trains_as_on_its_own_loop(tmp_path, monkeypatch, name, arguments):

@@ -18,7 +18,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_it_goes_on_to_the_bits_of_one_go(tmp_path, monkeypatch, name):
     """Metrics that wait for the next log, completions that wait for the next step, a reference model."""
