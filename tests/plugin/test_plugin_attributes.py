@@ -29,6 +29,7 @@ NAMES = [one.name for one in dataclasses.fields(PluginFacts)]
         ("state_per_rank", "state_per_ranks", True),
         ("unsuitable", "unsuitble", lambda self, state: None),
         ("around_calls", "around_call", lambda self, plugin, hook, state: None),
+        ("start_early", "start_eary", staticmethod(lambda: None)),
         ("needs_eval_data", "need_eval_data", True),
         ("shows_progress", "show_progress", True),
         ("takes_turns", "takes_turn", "blend"),

@@ -18,8 +18,8 @@ from mlflow.exceptions import MlflowException
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_folder import read_checkpoint, write_checkpoint
 from eventloop_mlflow import Mlflow
-from eventloop_mlflow.beside import _THREADS, Beside
-from eventloop_mlflow.tracking import TrackedRun
+from eventloop_mlflow.sender import SENDER
+from eventloop_mlflow.tracking import TrackedRun, called
 from eventloop_testing import (
     differences,
     edited_checkpoint,
@@ -124,6 +124,17 @@ def copied(database, tmp_path):
     """A database that no other test has had a connection to."""
     shutil.copy(database / "mlflow.db", tmp_path)
     return Store(tmp_path, "copied")
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Lets the thread that waits for the sender do its work, where a test can reach it."""
+
+    def call(surroundings, uri, run_id, method, *args):
+        return called(uri, run_id, method, args)
+
+    monkeypatch.setattr(SENDER, "call", call)
+    return monkeypatch
 
 
 @pytest.fixture
@@ -416,15 +427,15 @@ class Waits:
         self.has_trained.set()
 
 
-def test_the_first_batches_wait_for_no_store(tmp_path, store, in_one_go, monkeypatch):
+def test_the_first_batches_wait_for_no_store(tmp_path, store, in_one_go, in_process):
     """MLflow takes seconds to import and to open its database; the numbers come all the same."""
-    fit(tmp_path, store, Waits(monkeypatch), checkpoint_interval="none")
+    fit(tmp_path, store, Waits(in_process), checkpoint_interval="none")
 
     _, _, logged = in_one_go
     assert store.numbers() == [row for row in logged if row[0] != "own"]
 
 
-def test_no_batch_waits_for_a_server(tmp_path, store, in_one_go, monkeypatch):
+def test_no_batch_waits_for_a_server(tmp_path, store, in_one_go, in_process):
     """One that takes the first numbers only when the fifth batch is done."""
     has_begun, has_trained = threading.Event(), threading.Event()
     describe, send = TrackedRun.describe, TrackedRun.send
@@ -445,23 +456,12 @@ def test_no_batch_waits_for_a_server(tmp_path, store, in_one_go, monkeypatch):
         assert has_trained.wait(20)
         send(*args)
 
-    monkeypatch.setattr(TrackedRun, "describe", described)
-    monkeypatch.setattr(TrackedRun, "send", late)
+    in_process.setattr(TrackedRun, "describe", described)
+    in_process.setattr(TrackedRun, "send", late)
     fit(tmp_path, store, Trains(), checkpoint_interval="none", options={"send_every_s": 0})
 
     _, _, logged = in_one_go
     assert store.numbers() == [row for row in logged if row[0] != "own"]
-
-
-def test_a_fork_waits_for_what_runs_beside_it():
-    """A worker of a data loader would have locks of imports that no thread of its own releases."""
-    beside = Beside(lambda: time.sleep(0.3))
-
-    child = os.fork()
-    if not child:
-        os._exit(0 if beside.is_done() else 1)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 class Fails:
@@ -479,9 +479,9 @@ class Fails:
         return self.call(*args, **given)
 
 
-def test_a_store_that_fails_ends_the_run(tmp_path, store, monkeypatch):
+def test_a_store_that_fails_ends_the_run(tmp_path, store, in_process):
     """In words, with the ways out."""
-    Fails(monkeypatch, 10**9)
+    Fails(in_process, 10**9)
 
     with pytest.raises(PluginError, match="the server is gone") as raised:
         fit(tmp_path, store)
@@ -491,10 +491,10 @@ def test_a_store_that_fails_ends_the_run(tmp_path, store, monkeypatch):
 
 
 def test_a_store_that_fails_for_a_while_gets_the_numbers_later(
-    tmp_path, store, in_one_go, monkeypatch
+    tmp_path, store, in_one_go, in_process
 ):
     """All of them, each once, after one warning."""
-    Fails(monkeypatch, 2)
+    Fails(in_process, 2)
 
     with pytest.warns(UserWarning, match="the run goes on") as warned:
         fit(tmp_path, store, options={"on_error": "warn", "send_every_s": 0})
@@ -504,7 +504,7 @@ def test_a_store_that_fails_for_a_while_gets_the_numbers_later(
     assert store.numbers() == [row for row in logged if row[0] != "own"]
 
 
-def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, monkeypatch):
+def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, in_process):
     """One that is gone once the run is made and before it is described."""
     log_dict, errors = MlflowClient.log_dict, [MlflowException("the server is gone")] * 2
 
@@ -513,7 +513,7 @@ def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, monk
             raise errors.pop()
         log_dict(*args)
 
-    monkeypatch.setattr(MlflowClient, "log_dict", fails_twice)
+    in_process.setattr(MlflowClient, "log_dict", fails_twice)
     with pytest.warns(UserWarning, match="the run goes on"):
         fit(tmp_path, store, options={"on_error": "warn", "send_every_s": 0})
 
@@ -521,7 +521,7 @@ def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, monk
     assert not errors
 
 
-def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, monkeypatch):
+def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, in_process):
     """Two that send the same numbers would send them twice, or drop what is new."""
     is_at_end, senders, num_senders = threading.Event(), set(), []
     send = TrackedRun.send
@@ -530,8 +530,9 @@ def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, m
         @hookimpl
         def batch_end(self, state):
             if state.clock.batch == 2:  # the first thread, which begins the run, has ended
-                for thread in tuple(_THREADS):
-                    thread.join()
+                for thread in threading.enumerate():
+                    if thread.name == "eventloop-mlflow":
+                        thread.join()
             if state.clock.batch == 9:
                 is_at_end.set()
 
@@ -545,7 +546,7 @@ def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, m
             num_senders.append(len(senders))
         send(*args)
 
-    monkeypatch.setattr(TrackedRun, "send", late)
+    in_process.setattr(TrackedRun, "send", late)
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, store, Ends(), checkpoint_interval="none", options={"send_every_s": 0})
 

@@ -67,7 +67,8 @@ def run(arguments: Arguments) -> int:
         output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
-    job = prepare(arguments, COMMAND)
+    no_training = modes.is_dry or modes.checks or "print_config" in arguments.given
+    job = prepare(arguments, COMMAND, trains=not no_training)
     if "unlocked" not in arguments.given and (lock := lock_path(Path.cwd())).is_file():
         installed = dry_assemble(job.configuration, candidates=job.candidates).assembly
         from_package("lock", f"{NAME} is here, so that fit")(lock, installed)
@@ -86,7 +87,6 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
     settings = configuration.settings(task_defaults_of(task).settings)
     _require_duration(settings)
     lines = ProgressLines(write=lambda line: write_lines([line]))
-    is_compiled = settings.compile is not False
     with (
         crash_report() as active,
         Trainer(
@@ -99,7 +99,7 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
                 allowed=allowed(arguments),
                 origin=job.origin(),
                 candidates=job.candidates,
-                core=[lines, *[Compiling()] * is_compiled],
+                core=[lines, *[Compiling()] * (settings.compile is not False)],
             )
         ) as trainer,
     ):
@@ -126,8 +126,7 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
             exported = [_exported(trainer, export)]
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
         is_used = export is not None or modes.algorithms or interval_of(state.settings) is not None
-        is_saved = Store(state.run_dir / FOLDER).paths() != []
-        hint = [] if is_used or is_saved else [_NOTHING_KEPT]
+        hint = [] if is_used or Store(state.run_dir / FOLDER).paths() else [_NOTHING_KEPT]
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
         write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint, *exported])
@@ -202,15 +201,12 @@ def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
     settings = job.configuration.settings(task_settings)
     for name, value in job.configuration.setting_values(task_settings).items():
         yield _line(name, getattr(settings, name), value)
-    options = job.task_file.options
     section = job.configuration.section("task")
-    yield from _section("task", options, section, job.task_options(), "")
-    with_options = [plugin for plugin in job.plugins if plugin_options(plugin.target)]
-    if with_options:
+    yield from _section("task", job.task_file.options, section, job.task_options(), "")
+    if with_options := [one for one in job.plugins if plugin_options(one.target)]:
         yield "plugins:"
     for plugin in with_options:
-        name = plugin.found.name
-        section = job.configuration.section(name)
+        section = job.configuration.section(name := plugin.found.name)
         options = plugin_options(plugin.target)
         yield from _section(name, options, section, job.plugin_options(plugin), "  ")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command, command_help, configuration_of, options_help
-from eventloop.cli.output import SUFFIX, require_writable
+from eventloop.cli.output import SUFFIX, is_heard, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Option, Value, flag, typed
@@ -18,9 +18,16 @@ from eventloop.config.settings import convert_setting, setting_options
 from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
-from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
+from eventloop.plugin.configure import (
+    build,
+    configure,
+    dormant_reason,
+    plugin_options,
+    typed_options,
+)
 from eventloop.plugin.load import load
 from eventloop.plugin.name_problems import name_problems
+from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.rng import seed_everything
 
 if TYPE_CHECKING:
@@ -80,16 +87,17 @@ class Job:
         Raises:
             PluginError: its constructor raises.
         """
-        values = self.configuration.section(plugin.found.name)
-        return configure(plugin.found, plugin.target, values)
+        return configure(plugin.found, plugin.target, self.configuration.section(plugin.found.name))
 
     def build_task(self) -> object:
         """Builds the task, continuing the RNG state after its file."""
         return self.task_file.build(self.configuration.section("task"))
 
 
-def prepare(arguments: Arguments, command: Command) -> Job:
+def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> Job:
     """Reads configuration, plugins and task file, and checks all keys before anything is built.
+
+    If it `trains`, plugins start what they need for it, while the task file is imported.
 
     Raises:
         UsageError: something requested doesn't exist.
@@ -104,6 +112,9 @@ def prepare(arguments: Arguments, command: Command) -> Job:
     configuration = configuration_of(arguments)
     candidates = Candidates(configuration)
     awake, options = _plugins(configuration, candidates)
+    for one in awake if trains and is_heard() else ():
+        if start := facts_of(one.target).start_early:
+            build(one.found, start, {})
     # Behind what may draw when it is imported, plugins and rich; file and task draw from here on.
     importlib.import_module("rich.default_styles")
     seed_everything(configuration.setting("seed"))
@@ -126,11 +137,10 @@ def _plugins(
         The plugins that aren't dormant, and the option names of all discovered plugins.
     """
     selected, problems = select_all(configuration, passed=None, candidates=candidates)
-    active = [one for one in selected if one.status == "active" and not problems]
-    plugins = [candidates.loaded(one) for one in active]
+    loaded = [candidates.loaded(one) for one in selected if one.status == "active" and not problems]
     options: dict[str, list[str] | None] = {one.found.name: None for one in selected}
-    awake, is_wrong = [], bool(problems) or any(one.problems for one in plugins)
-    for one in [] if is_wrong else plugins:
+    awake, is_wrong = [], bool(problems) or any(one.problems for one in loaded)
+    for one in [] if is_wrong else loaded:
         try:
             options[one.found.name] = list(plugin_options(one.target))
             section = configuration.section(one.found.name)
@@ -173,8 +183,7 @@ def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     active = (one for one in selected if one.status == "active" and one.found not in unusable)
     plugins = [load(one, {}) for one in active]
     for plugin in (one for one in plugins if not one.problems):
-        options = plugin_options(plugin.target)
-        yield plugin.found.origin, options_help(options, plugin.found.name)
+        yield plugin.found.origin, options_help(plugin_options(plugin.target), plugin.found.name)
     problems = (problem for plugin in plugins for problem in plugin.problems)
     for problem in dict.fromkeys([*unusable.values(), *problems]):
         yield "problem", "  " + problem.what

@@ -66,7 +66,7 @@ def short_warnings() -> Iterator[None]:
 
 def write_text(text: str) -> None:
     """Writes formatted text."""
-    if _is_heard():
+    if is_heard():
         write_out(f"{text}\n")
 
 
@@ -92,7 +92,7 @@ def write_out(text: str = "") -> None:
 def write_lines(lines: Iterable[str]) -> None:
     """Writes lines; on a terminal, long ones are wrapped with an indent."""
     console = _terminal()
-    for line in map(_one_line, lines if _is_heard() else ()):
+    for line in map(_one_line, lines if is_heard() else ()):
         if console is None:
             write_text(line)
             continue
@@ -111,8 +111,6 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     If the terminal is too narrow, each row becomes a block of lines.
     """
-    if not _is_heard():
-        return
     if (console := _terminal()) is None:
         for line in _aligned([columns, *([*map(_one_line, row)] for row in rows)]):
             write_text(line)
@@ -121,14 +119,13 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     filled = [[*map(_one_line, row)] for row in rows]
     shown = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
+    names = [columns[idx] for idx in shown]
     if _min_width([[columns[idx], *(row[idx] for row in filled)] for idx in shown]) > console.width:
-        _write_blocks(
-            [columns[idx] for idx in shown], [[row[idx] for idx in shown] for row in filled]
-        )
+        _write_blocks(names, [[row[idx] for idx in shown] for row in filled])
         return
     table = Table(box=None, pad_edge=False)
-    for idx in shown:
-        table.add_column(columns[idx], overflow="fold")
+    for name in names:
+        table.add_column(name, overflow="fold")
     for row in filled:
         table.add_row(*(row[idx] for idx in shown))
     console.print(table, markup=False, highlight=False)
@@ -138,8 +135,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields rows as lines with aligned columns."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
@@ -166,14 +162,14 @@ def _one_line(text: str) -> str:
     return one_line(in_shell(text), _MOST_CHARS)
 
 
-def _is_heard() -> bool:
+def is_heard() -> bool:
     """Returns whether this process prints: only rank 0 does."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def _terminal() -> Console | None:
     """Returns a console if stdout is a terminal; other output doesn't import rich."""
-    if not sys.stdout.isatty():
+    if not (is_heard() and sys.stdout.isatty()):
         return None
     from rich.console import Console
 

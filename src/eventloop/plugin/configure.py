@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
     options = typed_options(found, target, values)
     defaults = {option.name: option.default for option in plugin_options(target).values()}
     if inspect.isclass(target):
-        target = _build(found, target, options)
+        target = build(found, target, options)
     return Plugin(
         name=found.name,
         role=found.role,
@@ -47,6 +47,19 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
         options={name: value for name, value in options.items() if value != defaults[name]},
         found=found,
     )
+
+
+def build(found: Found, target: Callable[..., object], options: Mapping[str, Any]) -> object:
+    """Calls what builds a plugin, or starts something for it; a failure names the plugin."""
+    try:
+        return target(**options)
+    except Exception as error:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise found.problem(
+            f"{found.name} can't be built: {type(error).__name__}: " + text_of(error),
+            "change its options, or switch it off with " + switch_off(found.name),
+            call=f"{target.__name__}({arguments})",
+        ) from error
 
 
 def stored_options(target: object) -> dict[str, Any]:
@@ -60,8 +73,7 @@ def stored_options(target: object) -> dict[str, Any]:
         return {}
     held, stored = vars(target), {}
     for name, parameter in inspect.signature(type(target)).parameters.items():
-        value = held.get(name, held.get(f"_{name}", _Opaque))
-        known = _value(value)
+        known = _value(held.get(name, held.get(f"_{name}", _Opaque)))
         if known is not _Opaque and known != _value(parameter.default):
             stored[name] = known
     return stored
@@ -78,8 +90,7 @@ def _tensor_text(tensor: Any) -> Any:
     """Returns a digest of a tensor without importing torch, which most commands don't need."""
     if tensor.numel() > _LARGEST:
         return _Opaque
-    entries = str(tensor.detach().cpu().tolist())
-    digest = hashlib.sha256(entries.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(str(tensor.detach().cpu().tolist()).encode()).hexdigest()[:16]
     return f"tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, sha256 {digest}"
 
 
@@ -127,8 +138,7 @@ def awaited(
     Args:
         needs: its options without a default.
     """
-    lacking = [flag(one, name) for one in needs if fold(one) not in values]
-    if lacking:
+    if lacking := [flag(one, name) for one in needs if fold(one) not in values]:
         return f"waiting for {' and '.join(lacking)}"
     if off_until_named and not values:
         by_command = shell("eventloop", "plugins", "enable", name)
@@ -174,15 +184,3 @@ def _missing(found: Found, option: Option) -> PluginError:
         f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
         "plugin off with " + switch_off(found.name),
     )
-
-
-def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
-    try:
-        return target(**options)
-    except Exception as error:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise found.problem(
-            f"{found.name} can't be built: {type(error).__name__}: " + text_of(error),
-            "change its options, or switch it off with " + switch_off(found.name),
-            call=f"{target.__name__}({arguments})",
-        ) from error

@@ -27,6 +27,7 @@ class PluginFacts:
     state_per_rank: bool = False
     unsuitable: Callable[[Any], str | None] | None = None
     around_calls: Callable[[str, str, Any], AbstractContextManager[object]] | None = None
+    start_early: Callable[[], object] | None = None
     needs_eval_data: bool = False
     shows_progress: bool = False
     takes_turns: str = ""
@@ -38,7 +39,7 @@ class PluginFacts:
 
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(PluginFacts)}
 # Words that a plugin may well need in another form: `names`, `notes`.
-_METHODS = ("unsuitable", "around_calls")
+_METHODS = ("unsuitable", "around_calls", "start_early")
 _DISTINCT = [name for name in _DEFAULTS if len(name) > len("name")]
 # Plugins have most of their names in common, and a comparison takes 100 us.
 _near = cache(partial(difflib.get_close_matches, possibilities=_DISTINCT, n=1, cutoff=0.9))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 # MLflow takes 250 characters; some stores count bytes.
 _MOST_CHARS = 240
 _MOST_VALUE_CHARS = 6000
+# MLflow takes 1000 at once, and 1 MB.
+POINTS_AT_ONCE = 500
 _OTHER = re.compile(r"[^0-9A-Za-z_./ -]")
 
 
@@ -84,6 +86,13 @@ def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: str(value)[:_MOST_VALUE_CHARS] for name, value in found.items() if value is not None
     }
+
+
+def plain(value: Any) -> Any:
+    """Returns a nest with dicts and lists, as JSON wants them."""
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _is_json(cell: Any) -> bool:

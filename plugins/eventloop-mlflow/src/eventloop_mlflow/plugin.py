@@ -8,17 +8,26 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import Moment, PluginError, hookimpl, is_interruption
 from eventloop.toolbox.messages import as_option, switch_off
 from eventloop_mlflow.beside import Beside
-from eventloop_mlflow.names import Point, accepted_name, artifact_of
+from eventloop_mlflow.names import (
+    POINTS_AT_ONCE,
+    Point,
+    accepted_name,
+    artifact_of,
+    parameters,
+    plain,
+    tags,
+)
+from eventloop_mlflow.sender import SENDER, Surroundings
 
 if TYPE_CHECKING:
     from eventloop import StateView, Url
-    from eventloop_mlflow.tracking import Status, TrackedRun
 
 _AGAIN_AFTER_S = 60.0
 _MOST_WAITING, _MOST_TEXTS = 100_000, 1_000
@@ -60,10 +69,14 @@ class Mlflow:
             raise ValueError(f"send_every_s={send_every_s!r} is not a number of seconds")
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
-        self._begin: Callable[[], TrackedRun] | None = None
-        self._beside: Beside[None] | None = None
-        self._run: TrackedRun | None = None
+        self._begin: Callable[[], str] | None = None
+        self._beside: Beside | None = None
+        # The run's id in MLflow: once it has begun here, and where it may be from a checkpoint.
+        self._run: str | None = None
         self._run_id: str | None = None
+        self._surroundings: Surroundings | None = None
+        # What a killed process wrote after the checkpoint that this one goes on from.
+        self._there: Counter[tuple[str, int]] = Counter()
         self._was_loaded = False
         self._waiting: list[Point] = []
         self._texts: dict[str, str] = {}  # by the artifact that each becomes
@@ -77,6 +90,12 @@ class Mlflow:
         # Of the latest step: how many points of each name were told.
         self._step = 0
         self._told: Counter[str] = Counter()
+
+    @staticmethod
+    def start_early() -> None:
+        """Starts the process that talks to MLflow: it imports it beside the task's file."""
+        with suppress(OSError):  # tried again when it is needed, and told then
+            SENDER.start()
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
@@ -92,11 +111,13 @@ class Mlflow:
         """Begins the run, or goes on with it, once no other process is about to."""
         yield
         if state.rank == 0:
+            self._surroundings = Surroundings.now()
             if self._run is None:
-                # Its import and its database take seconds, which the first batch needn't wait for.
                 self._begin = self._beginning(state)
+                # A database takes seconds to open, which the first batch needn't wait for.
+                self._beside = Beside(self._begun)
             else:
-                self._now(lambda run: run.set_status("RUNNING"))
+                self._now(lambda: self._call("set_status", "RUNNING"))
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
@@ -134,9 +155,9 @@ class Mlflow:
     def checkpoint_saved(self, state: StateView, path: Path | Url) -> None:
         """Copies a checkpoint, or notes it for later."""
         if not isinstance(path, Path):  # it lies in a store of its own
-            self._now(lambda run: run.tag("eventloop.checkpoint", str(path)))
+            self._now(lambda: self._call("tag", "eventloop.checkpoint", str(path)))
         elif self.checkpoints == "all":
-            self._now(lambda run: run.add_files(path, "checkpoints"))
+            self._now(lambda: self._call("add_files", path, "checkpoints"))
         elif self.checkpoints == "last":
             self._last_checkpoint = path
 
@@ -180,49 +201,57 @@ class Mlflow:
         self._run_id, self._step = state.get("of_this_run", state)["run_id"], state["step"]
         self._told = Counter(state["told"])
 
-    def _beginning(self, state: StateView) -> Callable[[], TrackedRun]:
+    def _beginning(self, state: StateView) -> Callable[[], str]:
         """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
         batch, run_dir, manifest = state.clock.batch, state.run_dir.absolute(), state.manifest
         # Naming a checkpoint to resume from begins another run.
         goes_on = (batch > 0 or self._was_loaded) and state.settings.resume == "auto"
         run_id, step, told = self._run_id, self._step, dict(self._told)
-        uri, start_ms = str(self.tracking_uri), time.time_ns() // 1_000_000
+        start_ms = time.time_ns() // 1_000_000
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
+        description = parameters(manifest), tags(manifest), plain(manifest)
 
-        made: TrackedRun | None = None  # by an attempt that failed later: no second run
+        made: str | None = None  # by an attempt that failed later: no second run
 
-        def begin() -> TrackedRun:
-            from eventloop_mlflow.tracking import TrackedRun
-
+        def begin() -> str:
             nonlocal made
-            found = TrackedRun.again(uri, experiment, run_id, run_dir) if goes_on else None
+            call = self._call_of
+            found = call(None, "again", experiment, run_id, run_dir) if goes_on else None
             if found is not None:
-                # Without a state of its own it knows no more than where the run goes on.
-                found.leave_out(batch if run_id is None else step, told)
-                found.set_status("RUNNING")
+                # Without a state of its own it knows no more than where the run goes on. MLflow
+                # can't delete a point: those that are there are left out when they come again.
+                known = {} if run_id is None else {(name, step): n for name, n in told.items()}
+                there = call(found, "points_from", batch if run_id is None else step)
+                self._there = there - Counter(known)
+                call(found, "set_status", "RUNNING")
             elif made is None:
                 name = self.run_name or run_dir.name
-                made = TrackedRun.begin(uri, experiment, name, run_dir, start_ms)
-            run = found or made
+                made = call(None, "begin", experiment, name, run_dir, start_ms)
+            run: str | None = found or made
             assert run is not None
-            run.describe(manifest)
+            call(run, "describe", *description)
             return run
 
         return begin
 
-    def _begun(self) -> TrackedRun:
+    def _begun(self) -> None:
         if self._run is None:
             assert self._begin is not None
-            self._run = self._begin()  # what fails there is tried again the next time
-            self._run_id = self._run.run_id
-        return self._run
+            self._run = self._run_id = self._begin()  # what fails there is tried again
+
+    def _call(self, method: str, *args: Any) -> Any:
+        return self._call_of(self._run, method, *args)
+
+    def _call_of(self, run_id: str | None, method: str, *args: Any) -> Any:
+        assert self._surroundings is not None
+        return SENDER.call(self._surroundings, str(self.tracking_uri), run_id, method, *args)
 
     def _start_sending(self) -> None:
         # Without a training nothing was begun, and nothing is to be kept.
         if self._begin is not None:
             self._send_at = time.perf_counter() + self.send_every_s
             self._collect()
-            self._beside = Beside(lambda: self._send(self._begun()))
+            self._in_thread(self._send)
 
     def _settle(self) -> None:
         """Waits for the thread, if there is one; its failure is dealt with."""
@@ -231,11 +260,19 @@ class Mlflow:
             beside, self._beside = self._beside, None
             self._tried(beside.result)
 
-    def _now(self, call: Callable[[TrackedRun], None]) -> None:
+    def _now(self, call: Callable[[], None]) -> None:
         """Does something with the run, behind what the thread does."""
         self._settle()
         self._collect()
-        self._tried(lambda: call(self._begun()))
+        self._in_thread(call)
+        self._settle()
+
+    def _in_thread(self, call: Callable[[], None]) -> None:
+        def calls() -> None:
+            self._begun()
+            call()
+
+        self._beside = Beside(calls)
 
     def _collect(self) -> None:
         """Puts what waits behind what could not be sent; without a thread."""
@@ -248,26 +285,31 @@ class Mlflow:
             self._num_texts_lost += 1
             del self._texts_out[next(iter(self._texts_out))]
 
-    def _send(self, run: TrackedRun) -> None:
-        from eventloop_mlflow.tracking import POINTS_AT_ONCE
-
+    def _send(self) -> None:
         points, texts = self._points_out, self._texts_out
-        points[:] = run.unsent(points)
+        points[:] = [one for one in points if self._is_new(one)]
         while points:
-            run.send(points[:POINTS_AT_ONCE])
+            self._call("send", points[:POINTS_AT_ONCE])
             del points[:POINTS_AT_ONCE]
         while texts:
             path = next(iter(texts))
-            run.add_text(path, texts[path])
+            self._call("add_text", path, texts[path])
             del texts[path]
 
-    def _end(self, status: Status) -> None:
-        def end(run: TrackedRun) -> None:
-            self._send(run)
+    def _is_new(self, point: Point) -> bool:
+        key = (point.name, point.step)
+        if not self._there[key]:
+            return True
+        self._there[key] -= 1
+        return False
+
+    def _end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+        def end() -> None:
+            self._send()
             path, self._last_checkpoint = self._last_checkpoint, None
             if path is not None:
-                run.add_files(path, "checkpoints")
-            run.set_status(status)
+                self._call("add_files", path, "checkpoints")
+            self._call("set_status", status)
 
         self._now(end)
 

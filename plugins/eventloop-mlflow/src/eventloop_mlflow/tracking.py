@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from eventloop.toolbox.run_files import RunFolder
-from eventloop_mlflow.names import Point, parameters, tags
+from eventloop_mlflow.names import Point
 
-Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 RUN_DIR = "eventloop.run_dir"
-# MLflow takes 1000 at once, and 1 MB.
-POINTS_AT_ONCE = 500
 _PARAMS_AT_ONCE = 100
 
 
@@ -32,8 +29,6 @@ class TrackedRun:
     def __init__(self, uri: str, run_id: str) -> None:
         self.run_id = run_id
         self._client = MlflowClient(uri)
-        # What a killed process wrote after the checkpoint that this one goes on from.
-        self._there: Counter[tuple[str, int]] = Counter()
 
     @classmethod
     def begin(
@@ -69,39 +64,27 @@ class TrackedRun:
         )
         return cls(uri, runs[0].info.run_id) if runs else None
 
-    def leave_out(self, step: int, known: Mapping[str, int]) -> None:
-        """Notes which points are there already from a step on: they will come once more.
-
-        MLflow can't delete a point.
-
-        Args:
-            known: how many points of each name at this step won't come.
-        """
+    def points_from(self, step: int) -> Counter[tuple[str, int]]:
+        """Returns how many points of each name are there at each step from a step on."""
+        found: Counter[tuple[str, int]] = Counter()
         for name in self._client.get_run(self.run_id).data.metrics:
-            for one in self._client.get_metric_history(self.run_id, name):
-                if one.step >= step:
-                    self._there[name, one.step] += 1
-        self._there -= Counter({(name, step): number for name, number in known.items()})
+            history = self._client.get_metric_history(self.run_id, name)
+            found.update((name, one.step) for one in history if one.step >= step)
+        return found
 
-    def describe(self, manifest: Mapping[str, Any]) -> None:
+    def describe(
+        self, params: Mapping[str, str], tags: Mapping[str, str], manifest: Mapping[str, Any]
+    ) -> None:
         """Writes parameters, tags and the manifest; a parameter that is there stays as it is."""
         there = self._client.get_run(self.run_id).data.params
-        params = [
-            Param(name, value) for name, value in parameters(manifest).items() if name not in there
-        ]
-        for some in _slices(params, _PARAMS_AT_ONCE):
+        new = [Param(name, value) for name, value in params.items() if name not in there]
+        for some in _slices(new, _PARAMS_AT_ONCE):
             self._client.log_batch(self.run_id, params=some)
-        self._client.log_batch(
-            self.run_id, tags=[RunTag(name, value) for name, value in tags(manifest).items()]
-        )
-        self._client.log_dict(self.run_id, _plain(manifest), "manifest.json")
-
-    def unsent(self, points: Iterable[Point]) -> list[Point]:
-        """Returns the points that aren't there already."""
-        return [one for one in points if self._is_new(one)]
+        self._client.log_batch(self.run_id, tags=[RunTag(*one) for one in tags.items()])
+        self._client.log_dict(self.run_id, dict(manifest), "manifest.json")
 
     def send(self, points: Sequence[Point]) -> None:
-        """Writes points, at most `POINTS_AT_ONCE`, in one request."""
+        """Writes points, at most `names.POINTS_AT_ONCE`, in one request."""
         metrics = [Metric(one.name, one.value, one.time_ms, one.step) for one in points]
         self._client.log_batch(self.run_id, metrics=metrics)
 
@@ -120,19 +103,20 @@ class TrackedRun:
         """Sets a tag."""
         self._client.set_tag(self.run_id, name, value)
 
-    def set_status(self, status: Status) -> None:
+    def set_status(self, status: str) -> None:
         """Sets the run's status."""
         if status == "RUNNING":
             self._client.update_run(self.run_id, status)
         else:
             self._client.set_terminated(self.run_id, status)
 
-    def _is_new(self, point: Point) -> bool:
-        key = (point.name, point.step)
-        if not self._there[key]:
-            return True
-        self._there[key] -= 1
-        return False
+
+def called(uri: str, run_id: str | None, method: str, args: Sequence[Any]) -> Any:
+    """Returns what a method of a run returns; without a run, the id of the one it begins or finds."""
+    if run_id is not None:
+        return getattr(TrackedRun(uri, run_id), method)(*args)
+    run: TrackedRun | None = getattr(TrackedRun, method)(uri, *args)
+    return run and run.run_id
 
 
 def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
@@ -141,15 +125,8 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
         return str(found.experiment_id)
     # A database's artifacts would go where the process happens to be; a server knows a place.
     place = uri.removeprefix("sqlite:///")
-    location = Path(place).with_name("mlartifacts").as_uri() if place != uri else None
+    location = Path(place).absolute().with_name("mlartifacts").as_uri() if place != uri else None
     return str(client.create_experiment(name, artifact_location=location))
-
-
-def _plain(value: Any) -> Any:
-    """Returns a nest with dicts and lists, as JSON wants them."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _slices(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
