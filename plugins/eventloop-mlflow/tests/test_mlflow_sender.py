@@ -88,6 +88,7 @@ def test_a_sender_that_died_between_two_calls_is_replaced(sender):
     assert sender.start().pid != first.pid
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_sender_ignores_what_is_sent_to_all_of_a_group(sender, number):
     """Ctrl-C in a terminal; training ends in its own time, and says so."""
@@ -138,6 +139,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     ends(code, tmp_path, 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "by", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "sys.exit()"]
 )
@@ -163,6 +165,7 @@ raise RuntimeError(f"{SENDER._process is not None and SENDER._process.poll()}")
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("flags", "was_started"), [((), True), (("--dry-run",), False), (("--no-plugins",), False)]
 )
