@@ -370,6 +370,33 @@ def test_a_layer_that_runs_twice_draws_the_same_twice(pretend_device):
     torch.testing.assert_close(inputs.grad, 2 * outputs.detach())
 
 
+KERNELS = {
+    "silu": nn.functional.silu,
+    "mish": nn.functional.mish,
+    "attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "masked attention": lambda x: nn.functional.scaled_dot_product_attention(
+        x, x * 2, x, torch.ones(33, 33, dtype=torch.bool, device=x.device).tril()
+    ),
+}
+
+
+@pytest.mark.parametrize("compute", KERNELS.values(), ids=KERNELS)
+def test_what_has_a_kernel_of_its_own_has_the_bits_of_the_host(compute):
+    """torch makes it of several on a device outside of it, whose last bits are others."""
+
+    def computed(device):
+        torch.manual_seed(0)
+        inputs = torch.randn(2, 4, 33, 8).to(device).requires_grad_()
+        outputs = compute(inputs)
+        outputs.square().sum().backward()
+        return outputs.detach().cpu(), inputs.grad.cpu()
+
+    with pretend_device(draws_from_host=True) as device:
+        there = computed(device)
+
+    assert all(map(torch.equal, there, computed("cpu")))
+
+
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_cells_of_recurrent_networks_have_the_bits_of_the_host(kind, pretend_device):
     """They are called step by step."""

@@ -12,11 +12,11 @@ from eventloop_testing.pretend import (
     autocast,
     copies,
     device_module,
+    fused,
     generators,
     lines,
     memory,
     private,
-    recurrent,
     transfers,
 )
 from eventloop_testing.pretend.errors import PretendError
@@ -70,5 +70,5 @@ def _register() -> None:
         )
     private.register(device_module, device_module.is_available)
     transfers.implement()
-    recurrent.implement()
+    fused.implement()
     autocast.implement()

@@ -1,11 +1,12 @@
-"""Recurrent networks, which torch makes of kernels of GPUs on devices outside of it.
+"""What torch makes of several kernels on a device outside of it, where a GPU, as the CPU, has one.
 
-Each is computed, and differentiated, by the host's own operator: what a GPU does in one call of cuDNN's
-is one operation here, too, and has the CPU's bits.
+Recurrent networks and attention are computed, and differentiated, by the host's own operator: what is one call of
+cuDNN's, or one flash attention, is one operation here, too, and has the CPU's bits.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,14 +14,19 @@ import torch
 from torch import Tensor
 
 from eventloop_testing.pretend import generators, lines, private
-from eventloop_testing.pretend.tensor import SPECIAL, PretendTensor
+from eventloop_testing.pretend.tensor import SPECIAL, PretendTensor, run
 
 aten = torch.ops.aten
 NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")  # of layers and steps; each has a cell, too
+DERIVATIVES = ("mish_backward", "silu_backward")
 
 
 def implement() -> None:
-    """Registers them, of padded and of packed sequences, and their cells."""
+    """Registers attention, networks of padded and of packed sequences, their cells, and derivatives."""
+    for name in DERIVATIVES:
+        private.implement(name, functools.partial(run, getattr(aten, name).default))
+    attention = aten.scaled_dot_product_attention.default
+    private.implement("scaled_dot_product_attention", _by_host(attention), private.AUTOGRAD_KEY)
     for name in NETWORKS:
         packet = getattr(aten, name)
         for overload in ("input", "data"):
