@@ -17,6 +17,7 @@ from eventloop.cli import main
 from eventloop_fsdp import Fsdp
 from eventloop_grpo import Grpo, advantages_of, policy_loss
 from eventloop_testing import check_plugin, counted_waits, isolated_trainer, run_ranks
+from eventloop_testing import pretend_device as switched_on
 
 FOLDER = Path(__file__).parents[1]
 
@@ -178,6 +179,57 @@ def test_rollouts_are_logged_as_a_table(tmp_path):
     assert tables[2].keys() == {"prompt", "completion", "reward", "advantage"}
     assert [len(column) for column in tables[2].values()] == [3, 3, 3, 3]
     assert all(re.fullmatch(r"\d+( \d+)*", one) for one in tables[2]["completion"])
+
+
+OPTIONS = {
+    "once": {},
+    "twice, with a reference": {"beta": 0.1, "num_iterations": 2, "steps_per_generation": 2},
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("settings", [{}, {"microbatch_size": 5}], ids=str)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_an_accelerator_has_the_bits_of_the_cpu(tmp_path, kind, settings):
+    """Completions, too: each is drawn from a generator of its own, which the device has with the host's numbers."""
+    options, one, two = OPTIONS[kind], Seen(), Seen()
+
+    expected = fit(tmp_path / "cpu", grpo(**options), one, device="cpu", **settings)
+    with switched_on(draws_from_host=True):
+        actual = fit(tmp_path / "there", grpo(**options), two, device="pretend", **settings)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert all(
+        torch.equal(one.completions[at], found.cpu()) for at, found in two.completions.items()
+    )
+
+
+class Learning:
+    """Keeps what the host waits for from the rewards to the end of the step."""
+
+    name = "a-learning"
+
+    def __init__(self, waits):
+        self.waits, self.found, self.num = waits, [], 0
+
+    @hookimpl
+    def reward(self, state, rollouts):
+        self.num = len(self.waits)
+
+    @hookimpl(tryfirst=True)
+    def batch_end(self, state):
+        self.found += self.waits[self.num :]
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["twice, with a reference"]])
+def test_what_is_learnt_from_completions_reads_nothing(tmp_path, pretend_device, options):
+    """The host reads what is generated; from then on it waits for nothing."""
+    with counted_waits() as waits:
+        learning, plugin = Learning(waits), grpo(**options, log_rollouts=None)
+        fit(tmp_path, plugin, learning, device="pretend", checkpoint_interval=None)
+
+    assert waits
+    assert learning.found == []
 
 
 def test_rewards_are_read_for_a_table_that_is_due_alone(tmp_path, pretend_device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import torch
-from lit_cases import DATA
+from lit_cases import CASES, DATA
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
@@ -66,6 +66,27 @@ def test_it_trains_there_to_the_bits_of_the_cpu(given):
     assert actual.seen == {(device, torch.float32)}
     assert expected.seen == {(torch.device("cpu"), torch.float32)}
     torch.testing.assert_close(actual.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("name", [one for one in CASES if not one.startswith("bf16")])
+def test_modules_of_all_kinds_have_the_bits_of_the_cpu_there(name):
+    """Optimizers by hand and twice a step, averages, metrics; in bf16 the CPU's optimizers round otherwise."""
+
+    def weights(accelerator):
+        case = CASES[name]
+        pl.seed_everything(1, verbose=False)
+        module = case.module()
+        arguments = QUIET | case.arguments | {"accelerator": accelerator}
+        trainer = eventloop_lightning.Trainer(callbacks=case.callbacks(), **arguments)
+        trainer.fit(module, *case.data())
+        return {name: one.cpu() for name, one in module.state_dict().items()}
+
+    expected = weights("cpu")
+    with switched_on(draws_from_host=True):
+        actual = weights("gpu")
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_random_numbers_are_those_of_lightnings_own_trainer(pretend_device):

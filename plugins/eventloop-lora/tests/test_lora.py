@@ -14,12 +14,13 @@ from lora_cases import TARGETS, TOKENS, classifier, fit, last, llama, trainer_of
 from safetensors.torch import load_file
 from torch import nn
 
-from eventloop import CheckpointError, PluginError, TaskError
+from eventloop import CheckpointError, PluginError, TaskError, hookimpl
 from eventloop.checkpoint.checkpoint_folder import read_checkpoint
 from eventloop_ema import Ema
 from eventloop_lora import Lora
 from eventloop_lora.adapters import WEIGHTS
-from eventloop_testing import check_plugin, tiny_task
+from eventloop_testing import check_plugin, counted_waits, tiny_task
+from eventloop_testing import pretend_device as switched_on
 
 VARIANTS = {
     "lora": {},
@@ -47,6 +48,45 @@ def on_host(state_dict):
 def test_it_is_what_every_plugin_must_be():
     """Options, order, closing, and a resume in the middle of an epoch, on two ranks, too."""
     check_plugin(Lora, role="algorithm", options={"r": 2, "target_modules": ["0", "2"]})
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_accelerator_has_the_bits_of_the_cpu(tmp_path, variant):
+    """Random numbers are drawn as on the host."""
+    plugin = lambda: lora(**VARIANTS[variant])  # noqa: E731
+
+    expected = fit(tmp_path / "cpu", plugin(), device="cpu")
+    with switched_on(draws_from_host=True):
+        actual = fit(tmp_path / "there", plugin(), device="pretend")
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+class Steps:
+    """Keeps what the host waits for between the begin and the end of a step."""
+
+    name = "a-steps"
+
+    def __init__(self, waits):
+        self.waits, self.found, self.num = waits, [], 0
+
+    @hookimpl(tryfirst=True)
+    def batch_start(self, state):
+        self.num = len(self.waits)
+
+    @hookimpl(tryfirst=True)
+    def batch_end(self, state):
+        self.found += self.waits[self.num :]
+
+
+def test_adapters_read_nothing_from_the_device(tmp_path, pretend_device):
+    """The one read of a step is that of transformers, which looks for packed rows."""
+    with counted_waits() as waits:
+        steps = Steps(waits)
+        fit(tmp_path, lora(), steps, device="pretend", checkpoint_interval=None)
+
+    assert [one.plugin for one in steps.found] == ["transformers"] * 6
 
 
 @pytest.mark.sampled(3)

@@ -25,7 +25,7 @@ from eventloop_fsdp import Fsdp
 from eventloop_jsonl import Jsonl
 from eventloop_lora import Lora
 from eventloop_muon import Muon
-from eventloop_testing import Dies, KilledRuns, isolated_trainer, run_ranks
+from eventloop_testing import Dies, KilledRuns, isolated_trainer, pretend_device, run_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "eventloop-sft" / "examples" / "chats.py"
 STRATEGIES = {"ddp": list, "fsdp": lambda: [Fsdp()]}
@@ -123,6 +123,20 @@ def test_a_margin_is_seen(tmp_path):
 
     with pytest.raises(AssertionError):
         require_equal(actual, theirs(MARGINS))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_accelerator_has_the_bits_of_the_cpu(tmp_path, kind):
+    """Weights and losses; random numbers are drawn as on the host."""
+    plugins, options = KINDS[kind]
+
+    expected = trained(tmp_path / "cpu", *plugins(), settings={"device": "cpu"}, **options)
+    with pretend_device(draws_from_host=True):
+        there = {"device": "pretend"}
+        actual = trained(tmp_path / "there", *plugins(), settings=there, **options)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.sampled(2)

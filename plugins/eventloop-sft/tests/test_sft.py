@@ -20,7 +20,7 @@ from eventloop_fsdp import Fsdp
 from eventloop_jsonl import Jsonl
 from eventloop_lora import Lora
 from eventloop_muon import Muon
-from eventloop_testing import Dies, KilledRuns, isolated_trainer, run_ranks
+from eventloop_testing import Dies, KilledRuns, isolated_trainer, pretend_device, run_ranks
 
 README = Path(__file__).parents[1] / "README.md"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chats.py"
@@ -67,6 +67,20 @@ def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, kind):
 def _untimed(line):
     found = json.loads(line)
     return json.dumps({name: one for name, one in found.items() if name not in ("run", "seconds")})
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_accelerator_has_the_bits_of_the_cpu(tmp_path, kind):
+    """Random numbers are drawn as on the host."""
+    plugins, options = KINDS[kind]
+
+    expected = trained(tmp_path / "cpu", *plugins(), settings={"device": "cpu"}, **options)
+    with pretend_device(draws_from_host=True):
+        there = {"device": "pretend"}
+        actual = trained(tmp_path / "there", *plugins(), settings=there, **options)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.sampled(6)

@@ -382,7 +382,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("compute", KERNELS.values(), ids=KERNELS)
 def test_what_has_a_kernel_of_its_own_has_the_bits_of_the_host(compute):
-    """torch makes it of several on a device outside of it, whose last bits are others."""
+    """Of several, which torch makes of it for a device that it doesn't know, the last bits are others."""
 
     def computed(device):
         torch.manual_seed(0)

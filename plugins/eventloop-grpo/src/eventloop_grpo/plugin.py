@@ -15,6 +15,7 @@ from eventloop.toolbox.passes import evaluation_mode
 from eventloop_grpo.losses import policy_loss, weight_of
 from eventloop_grpo.options import check_options
 from eventloop_grpo.scoring import rows_of, scaled, summed, table_of
+from eventloop_language_models import model_inputs
 from eventloop_rollouts import RolloutHooks, named_reward, named_tokenizer
 from eventloop_rollouts.generation import Sampling, completed, logits_of, seeds_of, token_logps
 from eventloop_rollouts.rollouts import Rollouts, minibatch, prompts_of, texts_of
@@ -226,7 +227,14 @@ class Grpo:
 
     def _logps(self, model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
         length = rows["completion_mask"].shape[1]
-        logits = logits_of(model, rows["tokens"], rows["attended"], length)
+        # Padding is a document of its own, and positions are counted without it, as `generate` does.
+        attended = rows["attended"]
+        inputs = model_inputs(model, {
+            "input_ids": rows["tokens"],
+            "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
+            "document_ids": attended - 1,
+        })  # fmt: skip
+        logits = logits_of(model, inputs, length)
         return token_logps(logits, rows["tokens"][:, -length:], self.temperature)
 
     def _loss(self, state: State) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,13 +157,11 @@ def completion_mask(tokens_NT: Tensor, ends: Sequence[int]) -> Tensor:
     return (is_end_NT.cumsum(1) - is_end_NT.int() == 0).float()
 
 
-def logits_of(model: nn.Module, tokens_NS: Tensor, mask_NS: Tensor, num_last: int) -> Tensor:
+def logits_of(model: nn.Module, inputs: Mapping[str, Any], num_last: int) -> Tensor:
     """Returns the logits of the last tokens, each from what is before it.
 
-    Positions are counted without the padding, as `generate` counts them.
-
     Args:
-        tokens_NS, mask_NS: prompts, padded on the left, and completions.
+        inputs: what the model takes of prompts, padded on the left, and completions.
         num_last: how many tokens at the end are predicted.
 
     Returns:
@@ -171,15 +169,9 @@ def logits_of(model: nn.Module, tokens_NS: Tensor, mask_NS: Tensor, num_last: in
     """
     untyped: Any = model
     base = untyped.get_base_model() if hasattr(untyped, "get_base_model") else model
-    known = inspect.signature(base.forward).parameters
-    given: dict[str, Any] = {"input_ids": tokens_NS, "attention_mask": mask_NS}
-    if "position_ids" in known:
-        given["position_ids"] = (mask_NS.cumsum(1) - 1).clamp(min=0)
-    if "logits_to_keep" in known:
-        given["logits_to_keep"] = num_last + 1
-    if "use_cache" in known:
-        given["use_cache"] = False
-    logits: Tensor = untyped(**given).logits
+    takes_number = "logits_to_keep" in inspect.signature(base.forward).parameters
+    more = {"logits_to_keep": num_last + 1} if takes_number else {}
+    logits: Tensor = untyped(**inputs, **more).logits
     return logits[:, -num_last - 1 : -1]
 
 
