@@ -71,7 +71,7 @@ def test_it_trains_there_to_the_bits_of_the_cpu(given):
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", [one for one in CASES if not one.startswith("bf16")])
 def test_modules_of_all_kinds_have_the_bits_of_the_cpu_there(name):
-    """Optimizers by hand and twice a step, averages, metrics; in bf16 the CPU's optimizers round otherwise."""
+    """Optimizers by hand and twice a step, averages, metrics; in bf16 the bits are others."""
 
     def weights(accelerator):
         case = CASES[name]
