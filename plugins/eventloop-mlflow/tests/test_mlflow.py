@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_folder import read_checkpoint, write_checkpoint
 from eventloop_mlflow import Mlflow
+from eventloop_mlflow.beside import Beside
 from eventloop_mlflow.sender import SENDER
 from eventloop_mlflow.tracking import TrackedRun, called
 from eventloop_testing import (
@@ -521,6 +522,14 @@ def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, in_p
     assert not errors
 
 
+def waits_for_thread():
+    """Whether the main thread waits for the one that sends."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and frame.f_code is not Beside.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, in_process):
     """Two that send the same numbers would send them twice, or drop what is new."""
     is_at_end, senders, num_senders = threading.Event(), set(), []
@@ -540,9 +549,11 @@ def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, i
         senders.add(threading.current_thread())
         if not num_senders and threading.current_thread() is not threading.main_thread():
             assert is_at_end.wait(60)
-            for _ in range(2):  # the first asks for the end, the second interrupts a wait
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)  # asks for the end
+            while not waits_for_thread():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)  # interrupts the wait
+            time.sleep(0.3)
             num_senders.append(len(senders))
         send(*args)
 

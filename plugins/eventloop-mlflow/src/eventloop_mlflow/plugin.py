@@ -157,7 +157,7 @@ class Mlflow:
         if not isinstance(path, Path):  # it lies in a store of its own
             self._now(lambda: self._call("tag", "eventloop.checkpoint", str(path)))
         elif self.checkpoints == "all":
-            self._now(lambda: self._call("add_files", path, "checkpoints"))
+            self._now(lambda: self._call("add_files", str(path), "checkpoints"))
         elif self.checkpoints == "last":
             self._last_checkpoint = path
 
@@ -203,7 +203,7 @@ class Mlflow:
 
     def _beginning(self, state: StateView) -> Callable[[], str]:
         """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
-        batch, run_dir, manifest = state.clock.batch, state.run_dir.absolute(), state.manifest
+        batch, run_dir, manifest = state.clock.batch, str(state.run_dir.absolute()), state.manifest
         # Naming a checkpoint to resume from begins another run.
         goes_on = (batch > 0 or self._was_loaded) and state.settings.resume == "auto"
         run_id, step, told = self._run_id, self._step, dict(self._told)
@@ -222,10 +222,10 @@ class Mlflow:
                 # can't delete a point: those that are there are left out when they come again.
                 known = {} if run_id is None else {(name, step): n for name, n in told.items()}
                 there = call(found, "points_from", batch if run_id is None else step)
-                self._there = there - Counter(known)
+                self._there = Counter(map(tuple, there)) - Counter(known)
                 call(found, "set_status", "RUNNING")
             elif made is None:
-                name = self.run_name or run_dir.name
+                name = self.run_name or Path(run_dir).name
                 made = call(None, "begin", experiment, name, run_dir, start_ms)
             run: str | None = found or made
             assert run is not None
@@ -308,7 +308,7 @@ class Mlflow:
             self._send()
             path, self._last_checkpoint = self._last_checkpoint, None
             if path is not None:
-                self._call("add_files", path, "checkpoints")
+                self._call("add_files", str(path), "checkpoints")
             self._call("set_status", status)
 
         self._now(end)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from typing import IO, Any, NamedTuple
 
 # `-c`, as a process of multiprocessing would run the user's script once more.
 _CODE = """
-import pickle, signal, sys
+import json, signal, sys
 for one in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}:
     signal.signal(one, signal.SIG_IGN)  # sent to all of a group: training says when it ends
-sys.path[:] = pickle.load(sys.stdin.buffer)
+sys.path[:] = json.loads(sys.stdin.buffer.readline())
 from eventloop_mlflow.sender import answer
 answer()
 """
@@ -66,13 +66,13 @@ class Sender:
                     bufsize=0,  # a fork must not find a lock or half a message in a buffer
                 )
                 with suppress(OSError):  # it has ended already, which the first call says
-                    _write(self._process.stdin, pickle.dumps([*map(str, sys.path)]))
+                    _write(self._process.stdin, _encoded([*map(str, sys.path)]))
             return self._process
 
     def call(
         self, surroundings: Surroundings, uri: str, run_id: str | None, method: str, *args: Any
     ) -> Any:
-        """Returns what the method of a run returns.
+        """Returns what the method of a run returns; both ways as JSON, a path as text.
 
         Args:
             uri: of the store, as MLflow writes it.
@@ -81,13 +81,13 @@ class Sender:
         Raises:
             SenderError: the method raises, or the process ends.
         """
-        message = pickle.dumps((surroundings, uri, run_id, method, args))
+        message = _encoded((surroundings, uri, run_id, method, args))
         with self._calling:
             process = self.start()
             try:
                 _write(process.stdin, message)
                 size = int.from_bytes(_read(process.stdout, _SIZE_BYTES))
-                is_well, value = pickle.loads(_read(process.stdout, size))  # noqa: S301 - our own
+                is_well, value = json.loads(_read(process.stdout, size))
             except (OSError, EOFError) as error:
                 self.stop()
                 status = process.returncode
@@ -124,8 +124,8 @@ def answer() -> None:
     calls: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
     Thread(target=_work, args=(calls, answers), daemon=True).start()
     with suppress(Exception):  # the end, or half a message
-        while True:
-            calls.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - our own
+        for line in sys.stdin.buffer:
+            calls.put(json.loads(line))
     os._exit(0)
 
 
@@ -135,13 +135,13 @@ def _work(calls: SimpleQueue[tuple[Any, ...]], answers: IO[bytes]) -> None:
     while True:
         surroundings, *call = calls.get()
         try:
-            _go_to(surroundings)
+            _go_to(Surroundings(*surroundings))
             from eventloop_mlflow.tracking import called
 
             result = (True, called(*call))
         except Exception as error:  # noqa: BLE001 - raised where the call came from
             result = (False, str(error) or repr(error))
-        message = pickle.dumps(result)
+        message = _encoded(result)
         answers.write(len(message).to_bytes(_SIZE_BYTES) + message)
         answers.flush()
 
@@ -152,6 +152,10 @@ def _go_to(surroundings: Surroundings) -> None:
         os.environ.update(surroundings.variables)
     with suppress(OSError):  # it was deleted
         os.chdir(surroundings.folder)
+
+
+def _encoded(message: Any) -> bytes:
+    return json.dumps(message, default=str).encode() + b"\n"
 
 
 def _write(pipe: IO[bytes] | None, message: bytes) -> None:

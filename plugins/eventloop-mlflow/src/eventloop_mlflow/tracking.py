@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,21 +31,21 @@ class TrackedRun:
 
     @classmethod
     def begin(
-        cls, uri: str, experiment: str, run_name: str, run_dir: Path, start_ms: int
+        cls, uri: str, experiment: str, run_name: str, run_dir: str, start_ms: int
     ) -> TrackedRun:
         """Begins a run that started at a time, in ms since 1970."""
         client = MlflowClient(uri)
         found = client.create_run(
             _experiment_id(client, uri, experiment),
             start_time=start_ms,
-            tags={RUN_DIR: str(run_dir)},
+            tags={RUN_DIR: run_dir},
             run_name=run_name,
         )
         return cls(uri, found.info.run_id)
 
     @classmethod
     def again(
-        cls, uri: str, experiment: str, run_id: str | None, run_dir: Path
+        cls, uri: str, experiment: str, run_id: str | None, run_dir: str
     ) -> TrackedRun | None:
         """Finds a run by its id, else by its folder; None where the store doesn't have it."""
         client = MlflowClient(uri)
@@ -58,19 +57,20 @@ class TrackedRun:
                     raise
             else:
                 return cls(uri, run_id)
-        folder = str(run_dir).replace("'", "\\'")
+        folder = run_dir.replace("'", "\\'")
         runs = client.search_runs(
             [_experiment_id(client, uri, experiment)], f"tags.`{RUN_DIR}` = '{folder}'"
         )
         return cls(uri, runs[0].info.run_id) if runs else None
 
-    def points_from(self, step: int) -> Counter[tuple[str, int]]:
-        """Returns how many points of each name are there at each step from a step on."""
-        found: Counter[tuple[str, int]] = Counter()
-        for name in self._client.get_run(self.run_id).data.metrics:
-            history = self._client.get_metric_history(self.run_id, name)
-            found.update((name, one.step) for one in history if one.step >= step)
-        return found
+    def points_from(self, step: int) -> list[tuple[str, int]]:
+        """Returns name and step of each point that is there from a step on."""
+        return [
+            (name, one.step)
+            for name in self._client.get_run(self.run_id).data.metrics
+            for one in self._client.get_metric_history(self.run_id, name)
+            if one.step >= step
+        ]
 
     def describe(
         self, params: Mapping[str, str], tags: Mapping[str, str], manifest: Mapping[str, Any]
@@ -85,19 +85,19 @@ class TrackedRun:
 
     def send(self, points: Sequence[Point]) -> None:
         """Writes points, at most `names.POINTS_AT_ONCE`, in one request."""
-        metrics = [Metric(one.name, one.value, one.time_ms, one.step) for one in points]
+        metrics = [Metric(name, value, time_ms, step) for name, value, step, time_ms in points]
         self._client.log_batch(self.run_id, metrics=metrics)
 
     def add_text(self, path: str, text: str) -> None:
         """Writes a file of the run, over one of the same name."""
         self._client.log_text(self.run_id, text, path)
 
-    def add_files(self, path: Path, folder: str) -> None:
+    def add_files(self, source: str, folder: str) -> None:
         """Copies a folder with its files; MLflow follows links, so that none may be in it."""
-        files = RunFolder(path)
+        files = RunFolder(path := Path(source))
         for name in files.names():
             files.check(name)
-        self._client.log_artifacts(self.run_id, str(path), f"{folder}/{path.name}")
+        self._client.log_artifacts(self.run_id, source, f"{folder}/{path.name}")
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag."""
