@@ -29,7 +29,7 @@ class Steps:
     def batch_start(self, state):
         self.num = len(self.waits)
 
-    @hookimpl(tryfirst=True)
+    @hookimpl
     def batch_end(self, state):
         self.found += self.waits[self.num :]
 

@@ -161,7 +161,7 @@ class Mlflow:
         elif self.checkpoints == "last":
             self._last_checkpoint = path
 
-    @hookimpl(rank_zero=True)
+    @hookimpl(rank_zero=True, trylast=True)  # the others do what they do while the sender works
     def fit_end(self, state: StateView) -> None:
         """Sends what is left, and says how the run has ended."""
         self._end("KILLED" if is_interruption(state.stop_reason) else "FINISHED")
