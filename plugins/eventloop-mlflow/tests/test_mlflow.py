@@ -522,6 +522,14 @@ def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, in_p
     assert not errors
 
 
+@pytest.fixture
+def interruptible():
+    """A job in the background ignores SIGINT."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
 def waits_for_thread():
     """Whether the main thread waits for the one that sends."""
     frame = sys._current_frames()[threading.main_thread().ident]
@@ -530,7 +538,9 @@ def waits_for_thread():
     return frame is not None
 
 
-def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, in_process):
+def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(
+    tmp_path, store, in_process, interruptible
+):
     """Two that send the same numbers would send them twice, or drop what is new."""
     is_at_end, senders, num_senders = threading.Event(), set(), []
     send = TrackedRun.send
@@ -550,6 +560,7 @@ def test_an_interrupted_wait_leaves_the_numbers_to_the_thread(tmp_path, store, i
         if not num_senders and threading.current_thread() is not threading.main_thread():
             assert is_at_end.wait(60)
             os.kill(os.getpid(), signal.SIGINT)  # asks for the end
+            time.sleep(0.3)  # two at once are one
             while not waits_for_thread():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)  # interrupts the wait
