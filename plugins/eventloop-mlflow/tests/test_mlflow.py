@@ -522,6 +522,31 @@ def test_a_store_that_fails_while_a_run_begins_has_one_run(tmp_path, store, in_p
     assert not errors
 
 
+def test_the_other_callbacks_end_first(tmp_path, store, in_process):
+    """What they do at the end of a fit is done while the sender works."""
+    ended, set_status = [], TrackedRun.set_status
+
+    class Ends:
+        name = "z-ends"
+
+        @hookimpl
+        def log(self, numbers):
+            """So that it is a logger, too, by whose name alone it would come later."""
+
+        @hookimpl
+        def fit_end(self, state):
+            ended.append("another")
+
+    def noted(run, status):
+        ended.append(status)
+        set_status(run, status)
+
+    in_process.setattr(TrackedRun, "set_status", noted)
+    fit(tmp_path, store, keeps=Ends())
+
+    assert ended == ["another", "FINISHED"]
+
+
 @pytest.fixture
 def interruptible():
     """A job in the background ignores SIGINT."""

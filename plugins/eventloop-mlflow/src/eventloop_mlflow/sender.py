@@ -1,4 +1,4 @@
-"""A process of its own that talks to MLflow, which takes seconds to import, and no lock of training's."""
+"""Talks to MLflow in a process of its own, so that its import and its database don't hold the GIL of training."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Sender:
             self._drop()
 
     def forget(self) -> None:
-        """Lets a fork have nothing of the process, which ends only once none can write to it."""
+        """Closes a fork's copies of the pipes: the process ends only when nothing can write to it."""
         if self._process is not None:
             self._process.returncode = 0  # no child of the fork's
             self._drop()
