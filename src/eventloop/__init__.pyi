@@ -26,7 +26,6 @@ from .hook_markers import (
     hookimpl as hookimpl,
     hookspec as hookspec,
 )
-from .modes import fit as fit
 from .run.result import Result as Result
 from .run.resume import Allowed as Allowed
 from .signals import is_interruption as is_interruption
@@ -35,6 +34,7 @@ from .task import Task as Task
 from .trainer import (
     Trainer as Trainer,
     TrainerBuilder as TrainerBuilder,
+    fit as fit,
 )
 from .training.grad_scaling import StepOutcome as StepOutcome
 from .urls import Url as Url

@@ -39,7 +39,6 @@ from .cli.arguments import (
 from .cli.job import (
     Job as Job,
     job_help as job_help,
-    output_path as output_path,
     prepare as prepare,
 )
 from .cli.fit_options import (
@@ -51,7 +50,8 @@ from .cli.named_checkpoints import (
     uploaded_at as uploaded_at,
     words as words,
 )
-from .cli.output import (
+from .cli.output_files import output_path as output_path
+from .cli.printing import (
     stdout_to_stderr as stdout_to_stderr,
     write_json as write_json,
     write_lines as write_lines,

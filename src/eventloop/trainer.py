@@ -1,22 +1,26 @@
-"""The Trainer: opens a run, trains, evaluates, predicts and exports."""
+"""The Trainer: opens a run, trains, evaluates, predicts and exports; `fit` does so in one call."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.weight_files import warn_of_misfits, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
+from eventloop.config.layers import example
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import (
     EventloopError,
     SettingError,
@@ -35,8 +39,9 @@ from eventloop.run.resume import NOTHING, Allowed
 from eventloop.run.start_checks import check_trainable, warn_of_zero_rates
 from eventloop.signals import Signals
 from eventloop.state import State
+from eventloop.task import Task
 from eventloop.training.evaluation import try_evaluation
-from eventloop.vocabulary import METHODS, STATE, known_as
+from eventloop.vocabulary import METHODS, SETTINGS, STATE, TASK, TRAINER, known_as
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.checkpoint_folder import Checkpoint
@@ -393,3 +398,46 @@ class TrainerBuilder:
         more = (self.observers, self.allowed, self.origin)
         request = Request(task, configuration, algorithms, callbacks, *more)
         return Trainer(replace(request, checkpoint=self.checkpoint))
+
+
+_OF_TRAINER = ("algorithms", "callbacks")
+
+
+def fit(
+    model: nn.Module | Callable[[], nn.Module],
+    train_dataloader: Any,
+    *,
+    optimizer: Callable[[nn.Module], Optimizer | Mapping[str, Optimizer]],
+    max_duration: str | Time,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    **given: Any,
+) -> Result:
+    """Trains a model: `Trainer(Task(...), ...).fit()` in one call, for what needs no second one.
+
+    Args:
+        model, train_dataloader, optimizer, loss: see `Task`.
+        max_duration: how long to train, as a time: "10ep", "5000ba".
+        given: more values of `Task`, such as `eval_dataloaders` and `metrics`, and settings,
+            `algorithms` and `callbacks` of `Trainer`.
+
+    Raises:
+        EventloopError: as `Trainer` and `Trainer.fit` do.
+    """
+    if "settings" in given:
+        raise SettingError(
+            "settings are keywords here", fix='write fit(..., seed=1) for {"seed": 1}'
+        )
+    names = inspect.signature(Task).parameters.keys() - {*_OF_TRAINER}
+    settings = {word: example(*one, "keyword") for word, one in SETTINGS.items()}
+    words = {**settings, **TRAINER, **TASK}
+    for name in given.keys() - names - {*_OF_TRAINER, *SETTING_NAMES}:
+        if hint := known_as(name, words, [*names, *_OF_TRAINER, *SETTING_NAMES]):
+            raise SettingError(
+                f"fit(...) has no argument {name!r}{hint}", fix="rename the keyword or leave it out"
+            )
+    of_task = {name: given.pop(name) for name in names & given.keys()}
+    task = Task(
+        model=model, train_dataloader=train_dataloader, optimizer=optimizer, loss=loss, **of_task
+    )
+    with Trainer(task, max_duration=max_duration, **given) as trainer:
+        return trainer.fit()

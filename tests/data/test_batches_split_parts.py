@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
+from eventloop.batch_limits import LimitBatches
 from eventloop.data import cycled, zipped
 from eventloop.errors import TaskError
-from eventloop.modes import LimitBatches
 from eventloop_testing import isolated_trainer, run_ranks
 
 GENERATOR = torch.Generator().manual_seed(0)

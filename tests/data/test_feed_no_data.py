@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import SGD
 
 from eventloop import SettingError, Task, TaskError, hookimpl, schedules
+from eventloop.batch_limits import LimitBatches
 from eventloop.data import cycled, zipped
 from eventloop.data.batches import describe, num_samples
-from eventloop.modes import LimitBatches
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 

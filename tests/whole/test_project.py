@@ -287,7 +287,7 @@ def test_imports_go_round_in_no_circle():
         ("eventloop.cli", {"eventloop.__main__", "eventloop.commands"}),
         (
             "eventloop.trainer",
-            {"eventloop.cli", "eventloop.modes", "eventloop_testing"},
+            {"eventloop.cli", "eventloop.dry_run", "eventloop_testing"},
         ),
         ("eventloop.loop", {"eventloop.run"}),
     ],

@@ -11,7 +11,7 @@ from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
 from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, require_eval_data
 from eventloop.cli.named_checkpoints import BEST
-from eventloop.cli.output import stdout_to_stderr, write_json, write_table
+from eventloop.cli.printing import stdout_to_stderr, write_json, write_table
 from eventloop.trainer import Trainer
 
 COMMAND = Command(

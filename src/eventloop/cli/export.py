@@ -7,7 +7,8 @@ from pathlib import Path
 from eventloop.checkpoint.weight_files import export_weights
 from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.named_checkpoints import BEST, one_checkpoint, size_text, words
-from eventloop.cli.output import require_writable, write_text
+from eventloop.cli.output_files import require_writable
+from eventloop.cli.printing import write_text
 from eventloop.errors import counted
 from eventloop.safe_text import one_line
 

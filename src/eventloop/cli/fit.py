@@ -13,11 +13,13 @@ from eventloop.checkpoint.locations import FOLDER
 from eventloop.checkpoint.saver import interval_of
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
+from eventloop.cli.failure_report import crash_report
 from eventloop.cli.fit_options import OPTIONS, Modes, from_package
 from eventloop.cli.header import header_lines
-from eventloop.cli.job import Job, output_path, prepare
+from eventloop.cli.job import Job, prepare
 from eventloop.cli.launch import NPROC, launch
-from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
+from eventloop.cli.output_files import SUFFIX, output_path
+from eventloop.cli.printing import write_lines, write_text
 from eventloop.clock import Time
 from eventloop.config.option_types import Option, Value
 from eventloop.errors import SettingError, counted

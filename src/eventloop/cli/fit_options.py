@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
+from eventloop.batch_limits import LimitBatches, Overfit
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.launch import NPROC
 from eventloop.config.layers import Layer
 from eventloop.config.option_types import Value, flag
+from eventloop.dry_run import EveryBatch, dry_limit, dry_settings, rehearse
 from eventloop.errors import UsageError
 from eventloop.fixes import install
-from eventloop.modes import EveryBatch, LimitBatches, Overfit, dry_limit, dry_settings, rehearse
 from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems

@@ -6,14 +6,13 @@ import gc
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command, command_help, configuration_of, options_help
-from eventloop.cli.output import SUFFIX, is_heard, require_writable
+from eventloop.cli.printing import is_heard
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
-from eventloop.config.option_types import Option, Value, flag, typed
+from eventloop.config.option_types import Option, Value, typed
 from eventloop.config.settings import convert_setting, setting_options
 from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold
@@ -163,17 +162,6 @@ def job_help(arguments: Arguments, command: Command) -> str:
         sections.append((f"task {task_file.label}", options_help(task_file.options, "task")))
     sections.extend(_plugin_help(configuration_of(arguments)))
     return command_help(command, [(heading, text or "  no options") for heading, text in sections])
-
-
-def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path | None:
-    """Returns the path of the output file, if it can be written.
-
-    Raises:
-        UsageError: its folder doesn't exist, or it has the wrong suffix.
-    """
-    if (path := arguments.path(name)) is not None:
-        require_writable(path, f"{flag(name)} ", suffix)
-    return path
 
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import eventloop
-from eventloop.cli.output import report, short_warnings, write_out
+from eventloop.cli.failure_report import report
+from eventloop.cli.printing import short_warnings, write_out
 from eventloop.cli.registry import COMMANDS, help_lines, run_added, run_core
 from eventloop.distributed.exit import (
     WRONG_USAGE,

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption, allowed
+from eventloop.cli.failure_report import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import prepare
 from eventloop.cli.named_checkpoints import BEST, one_checkpoint
-from eventloop.cli.output import SUFFIX, crash_report, write_lines
+from eventloop.cli.output_files import SUFFIX
+from eventloop.cli.printing import write_lines
 from eventloop.errors import TaskError, UsageError, closest
 from eventloop.run.open import Request
 from eventloop.trainer import Trainer

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
-from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.printing import write_json, write_lines, write_table, write_text
 from eventloop.cli.registry import COMMANDS, SUBCOMMAND_PREFIX, run_added, run_command
 from eventloop.errors import EventloopError, UsageError, closest, raise_all
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
-from eventloop.cli.job import output_path
 from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, require_eval_data
 from eventloop.cli.named_checkpoints import BEST
-from eventloop.cli.output import write_lines
+from eventloop.cli.output_files import output_path
+from eventloop.cli.printing import write_lines
 from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors

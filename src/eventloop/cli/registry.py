@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import Arguments, Command, command_help, read_arguments, refuse_flags
-from eventloop.cli.output import write_text
+from eventloop.cli.printing import write_text
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.signals import Interrupted, Terminated
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
-from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.printing import write_json, write_lines, write_table, write_text
 from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError, in_shell, text_of
 from eventloop.plugin.candidates import select_all

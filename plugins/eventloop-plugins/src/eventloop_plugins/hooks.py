@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command
-from eventloop.cli.output import write_json, write_table, write_text
+from eventloop.cli.printing import write_json, write_table, write_text
 from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
 from eventloop.hook_markers import warnings_of

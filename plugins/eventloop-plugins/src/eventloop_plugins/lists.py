@@ -10,7 +10,7 @@ from typing import Any
 import tomlkit
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of
-from eventloop.cli.output import write_lines
+from eventloop.cli.printing import write_lines
 from eventloop.cli.registry import run_command
 from eventloop.config.layers import find_pyproject
 from eventloop.errors import SettingError, UsageError, closest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
-from eventloop.cli.output import write_json, write_lines
+from eventloop.cli.printing import write_json, write_lines
 from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError
 from eventloop.plugin.lock_digests import NAME, lock_path, order_digest

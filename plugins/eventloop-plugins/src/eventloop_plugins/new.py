@@ -10,7 +10,7 @@ from pathlib import Path
 
 import eventloop
 from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
-from eventloop.cli.output import write_json, write_lines
+from eventloop.cli.printing import write_json, write_lines
 from eventloop.cli.registry import COMMANDS, run_command
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command
-from eventloop.cli.output import write_json, write_lines, write_table
+from eventloop.cli.printing import write_json, write_lines, write_table
 from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners

@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of, refuse_flags
-from eventloop.cli.output import stdout_to_stderr
+from eventloop.cli.printing import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES

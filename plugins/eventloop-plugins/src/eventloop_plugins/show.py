@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
-from eventloop.cli.output import write_json, write_lines, write_table
+from eventloop.cli.printing import write_json, write_lines, write_table
 from eventloop.cli.registry import run_command
 from eventloop.config.option_types import Value, flag
 from eventloop.errors import UsageError, closest, text_of

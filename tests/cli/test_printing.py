@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from eventloop.cli.output import write_json, write_lines, write_table
+from eventloop.cli.printing import write_json, write_lines, write_table
 
 
 def test_a_long_line_stays_one_where_nobody_watches(capsys):

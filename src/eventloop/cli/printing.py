@@ -1,11 +1,10 @@
-"""How commands print: lines, tables and JSON on stdout, failures on stderr; the header is in `header.py`."""
+"""Prints lines, tables and JSON on stdout, and warnings; failures are printed by `failure_report.py`."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import shlex
 import sys
 import textwrap
 import warnings
@@ -15,16 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eventloop
-from eventloop.distributed.exit import details, first_line, in_ranks
-from eventloop.errors import Note, TaskError, UsageError, in_shell, text_of
-from eventloop.files.run_folder import why_no_file
+from eventloop.errors import UsageError, in_shell, text_of
 from eventloop.safe_text import one_line, plain
-from eventloop.signals import is_agreed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from eventloop.plugin.records import Plugin
 
 # Of a line on stdout: a header may well be long.
 _MOST_CHARS = 20_000
@@ -112,7 +107,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     If the terminal is too narrow, each row becomes a block of lines.
     """
     if (console := _terminal()) is None:
-        for line in _aligned([columns, *([*map(_one_line, row)] for row in rows)]):
+        for line in aligned([columns, *([*map(_one_line, row)] for row in rows)]):
             write_text(line)
         return
     from rich.table import Table
@@ -131,7 +126,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(table, markup=False, highlight=False)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields rows as lines with aligned columns."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
@@ -184,113 +179,3 @@ def _finite(content: object) -> object:
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return in_shell(content) if isinstance(content, str) else content
-
-
-SUFFIX = ".safetensors"
-
-
-def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None:
-    """Checks that an output file can be written.
-
-    Args:
-        option: the text before it on the command line: "--export ".
-        suffix: the required suffix.
-
-    Raises:
-        UsageError: its folder doesn't exist, or it has the wrong suffix.
-    """
-
-    def written(path: Path) -> str:
-        return f"write `{option}{shlex.quote(str(path))}`"
-
-    if path.suffix != suffix:
-        name = option.strip(" -")
-        what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
-        fix = written(path.with_suffix(suffix))
-        if name == "export" and not path.suffix:
-            fix += f", or `{option}{shlex.quote(str(path))}/` with a plugin that writes a folder, such as export"
-        raise UsageError(f"{option}{path}: {what} written as {suffix}", fix=fix)
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"{option}{path}: there is no folder {str(path.parent)!r}",
-            fix=f"make it with `mkdir -p {shlex.quote(str(path.parent))}`",
-        )
-    if reason := why_no_file(path):
-        raise UsageError(
-            f"{option}{path}: it can't be written: {reason}",
-            fix=f"give another file: `{option}other{SUFFIX}`",
-        )
-
-
-def report(error: BaseException) -> None:
-    """Writes to stderr what happened, who caused it, and where.
-
-    The first rank that failed reports; the others check that it did.
-    """
-    text = f"{first_line(error, in_shell)}\n{details(error, in_shell)}"
-    if in_ranks():
-        _report_once(error, text)
-    else:
-        sys.stderr.write(text)
-
-
-def _report_once(error: BaseException, text: str) -> None:
-    from eventloop.distributed.rank_store import (  # one process needs nothing of them
-        bulletin,
-        wait_until,
-    )
-    from eventloop.distributed.watchdog import GRACE_S, post
-
-    board = bulletin()
-    try:
-        if board is not None:
-            first = None if is_agreed(error) else post(board, error)
-            if first is not None:
-                text = first.report
-            if first is not None and first.reported_by != board.rank:
-                # The first rank to end is taken for the culprit, and the others are stopped.
-                wait_until(board.is_reported, GRACE_S)
-            if not board.claim():
-                return
-    except RuntimeError:  # the store is gone, and with it the others
-        board = None
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    if board is not None:
-        board.set_reported()
-
-
-@contextmanager
-def crash_report() -> Iterator[list[Plugin]]:
-    """Adds a note with the active plugins to an exception; it is printed below it.
-
-    It encloses the trainer, so failures of its closing get the note, too. `UsageError` and
-    `TaskError` get none.
-
-    Yields:
-        A list for the active plugins, to fill once they are known.
-    """
-    active: list[Plugin] = []
-    try:
-        yield active
-    except (UsageError, TaskError):
-        raise
-    except (Exception, SystemExit) as error:
-        if active:
-            text = "\n".join(["active plugins", *_table(active)])
-            error.add_note(Note(text, "plugins"))
-        raise
-
-
-def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
-    """Returns a line per plugin: name, role, source, options."""
-    rows = [
-        (
-            one.name,
-            one.role,
-            f"{one.distribution} {one.version}" if one.distribution else one.source,
-            ", ".join(f"{name}={value!r}" for name, value in one.options.items()),
-        )
-        for one in plugins
-    ]
-    return (f"  {line}" for line in _aligned(rows))

@@ -1,0 +1,57 @@
+"""Files that a command writes on request: whether they can be written, before the work."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from eventloop.cli.arguments import Arguments
+from eventloop.config.option_types import flag
+from eventloop.errors import UsageError
+from eventloop.files.run_folder import why_no_file
+
+SUFFIX = ".safetensors"
+
+
+def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path | None:
+    """Returns the path of the output file, if it can be written.
+
+    Raises:
+        UsageError: its folder doesn't exist, or it has the wrong suffix.
+    """
+    if (path := arguments.path(name)) is not None:
+        require_writable(path, f"{flag(name)} ", suffix)
+    return path
+
+
+def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None:
+    """Checks that an output file can be written.
+
+    Args:
+        option: the text before it on the command line: "--export ".
+        suffix: the required suffix.
+
+    Raises:
+        UsageError: its folder doesn't exist, or it has the wrong suffix.
+    """
+
+    def written(path: Path) -> str:
+        return f"write `{option}{shlex.quote(str(path))}`"
+
+    if path.suffix != suffix:
+        name = option.strip(" -")
+        what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
+        fix = written(path.with_suffix(suffix))
+        if name == "export" and not path.suffix:
+            fix += f", or `{option}{shlex.quote(str(path))}/` with a plugin that writes a folder, such as export"
+        raise UsageError(f"{option}{path}: {what} written as {suffix}", fix=fix)
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{option}{path}: there is no folder {str(path.parent)!r}",
+            fix=f"make it with `mkdir -p {shlex.quote(str(path.parent))}`",
+        )
+    if reason := why_no_file(path):
+        raise UsageError(
+            f"{option}{path}: it can't be written: {reason}",
+            fix=f"give another file: `{option}other{SUFFIX}`",
+        )
