@@ -22,7 +22,6 @@ from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
 from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
-from eventloop.training.loop_entry import Entry
 from eventloop.training.plugin_updates import (
     Accumulate,
     Passes,
@@ -32,6 +31,7 @@ from eventloop.training.plugin_updates import (
     passes_of,
     require_gradients,
 )
+from eventloop.training.resume_point import ResumePoint
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -69,7 +69,7 @@ class Loop:
         "_in_training",
         "_numbers",
         "_saved_at",
-        "entry",
+        "resume_point",
         "feeds",
         "hooks",
         "is_finished",
@@ -96,7 +96,7 @@ class Loop:
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(self.hooks, processes)
-        self.entry = Entry(self.hooks)
+        self.resume_point = ResumePoint(self.hooks)
         self.is_finished = True
         self._in_training = False
         self._evaluated_at = -1
@@ -122,7 +122,7 @@ class Loop:
             self._save(state)
 
         self.processes.exchange.settle(state)
-        over = self.entry.between_epochs(state)
+        over = self.resume_point.between_epochs(state)
         while not over:
             over = self._epoch(state)
 
@@ -158,7 +158,7 @@ class Loop:
 
         end_epoch: bool | None
         over: bool | None
-        end_epoch, over = self.entry.in_epoch(state)
+        end_epoch, over = self.resume_point.in_epoch(state)
         while not (over or end_epoch) and feed.has_next():
             self._batch(state, feed)
             end_epoch = hooks.should_end_epoch(state)

@@ -319,7 +319,7 @@ class Trainer:
         # A run that was killed later has done all of a shorter fit, its end included.
         if is_finished or state.clock.passed(state.until):
             return f"{state.until} is done ({done}); " + _further(state.until)
-        if self._loop.entry.loaded and stopped is not None and until is None:
+        if self._loop.resume_point.loaded and stopped is not None and until is None:
             return f"the run was stopped ({done}): {stopped}"
         return ""
 

@@ -1,11 +1,8 @@
-"""What must be true before training, and is checked when the trainer is built or a fit starts."""
+"""What must be true before training."""
 
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
-from torch.optim import LBFGS, SGD, Adam
 
 from eventloop import Trainer
 from eventloop.errors import EventloopError, PluginError, TaskError
@@ -18,54 +15,6 @@ def test_whoever_takes_the_model_away_is_named(left, make_trainer, make_plugin):
 
     with pytest.raises(PluginError, match=r"after init, state.model is [\s\S]*by +thief"):
         make_trainer(algorithms=[thief])
-
-
-def test_an_optimizer_of_another_model_is_refused(make_trainer, make_task):
-    """It would step for ten epochs and change nothing."""
-    task = make_task(optimizer=lambda model: SGD(nn.Linear(3, 3).parameters(), lr=0.1))
-
-    with pytest.raises(TaskError, match="'sgd' holds no parameter of the model"):
-        make_trainer(task)
-
-
-def test_a_parameter_belongs_to_one_optimizer(make_trainer, make_task):
-    """Two would each move it at every batch."""
-    task = make_task(optimizer=lambda model: {"a": SGD(model.parameters(), lr=0.1),
-                                              "b": Adam([model.bias], lr=0.1)})  # fmt: skip
-
-    with pytest.raises(TaskError, match="'a' and 'b' share the parameter bias"):
-        make_trainer(task)
-
-
-def test_optimizers_that_divide_the_model_are_fine(make_trainer, make_task):
-    """Control of both."""
-    task = make_task(optimizer=lambda model: {"a": SGD([model.weight], lr=0.1),
-                                              "b": Adam([model.bias], lr=0.1)})  # fmt: skip
-
-    assert list(make_trainer(task).state.optimizers) == ["a", "b"]
-
-
-def test_an_optimizer_that_needs_a_closure_gets_it(make_trainer, make_task, make_batches):
-    """LBFGS as in a plain loop: the closure is called as often as its step wants."""
-    (batch,) = make_batches(1)
-    task = make_task(optimizer=lambda model: LBFGS(model.parameters()), train_dataloader=[batch])
-    trainer = make_trainer(task, max_duration="3ep")
-    model = nn.Linear(3, 3)
-    model.load_state_dict(trainer.state.model.state_dict())
-    optimizer = LBFGS(model.parameters())
-
-    def closure():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        optimizer.step(closure)
-    trainer.fit()
-
-    expected, actual = (list(one.cpu().parameters()) for one in (model, trainer.state.model))
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_an_eval_loader_that_is_empty_by_its_length_is_refused(make_trainer, make_task):

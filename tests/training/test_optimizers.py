@@ -1,4 +1,4 @@
-"""What can be known of an optimizer by looking at it."""
+"""Optimizers: what they are, what they hold, and how they step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from eventloop.errors import TaskError
 from eventloop.training.optimizers import (
     could_be_fused,
     drop_gradients,
@@ -215,3 +216,51 @@ def test_a_group_that_was_added_in_training_is_named(params):
 
     with pytest.raises(ValueError, match="2 param_groups, not 1; add all at the start"):
         require_optimizer(optimizer, saved)
+
+
+def test_an_optimizer_of_another_model_is_refused(make_trainer, make_task):
+    """It would step for ten epochs and change nothing."""
+    task = make_task(optimizer=lambda model: SGD(torch.nn.Linear(3, 3).parameters(), lr=0.1))
+
+    with pytest.raises(TaskError, match="'sgd' holds no parameter of the model"):
+        make_trainer(task)
+
+
+def test_a_parameter_belongs_to_one_optimizer(make_trainer, make_task):
+    """Two would each move it at every batch."""
+    task = make_task(optimizer=lambda model: {"a": SGD(model.parameters(), lr=0.1),
+                                              "b": Adam([model.bias], lr=0.1)})  # fmt: skip
+
+    with pytest.raises(TaskError, match="'a' and 'b' share the parameter bias"):
+        make_trainer(task)
+
+
+def test_optimizers_that_divide_the_model_are_fine(make_trainer, make_task):
+    """Control of both."""
+    task = make_task(optimizer=lambda model: {"a": SGD([model.weight], lr=0.1),
+                                              "b": Adam([model.bias], lr=0.1)})  # fmt: skip
+
+    assert list(make_trainer(task).state.optimizers) == ["a", "b"]
+
+
+def test_an_optimizer_that_needs_a_closure_gets_it(make_trainer, make_task, make_batches):
+    """LBFGS as in a plain loop: the closure is called as often as its step wants."""
+    (batch,) = make_batches(1)
+    task = make_task(optimizer=lambda model: LBFGS(model.parameters()), train_dataloader=[batch])
+    trainer = make_trainer(task, max_duration="3ep")
+    model = torch.nn.Linear(3, 3)
+    model.load_state_dict(trainer.state.model.state_dict())
+    optimizer = LBFGS(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    trainer.fit()
+
+    expected, actual = (list(one.cpu().parameters()) for one in (model, trainer.state.model))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)

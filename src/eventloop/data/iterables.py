@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
-from eventloop.data.batch_sources import Saved, Source
 from eventloop.data.combine import is_map_style
 from eventloop.data.map_style import Passes, copy_with, with_gathers
+from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import collate
 from eventloop.data.sampler_state import SamplerState, Stateful

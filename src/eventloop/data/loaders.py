@@ -8,13 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from eventloop.data.batch_sources import (
-    CycledSource,
-    ListSource,
-    Source,
-    StatefulSource,
-    ZippedSource,
-)
 from eventloop.data.batches import mover_to
 from eventloop.data.combine import (
     Cycled,
@@ -27,6 +20,13 @@ from eventloop.data.combine import (
 )
 from eventloop.data.iterables import IterableSource, restored_loader_state
 from eventloop.data.map_style import MapStyleSource
+from eventloop.data.resumable_sources import (
+    CycledSource,
+    ListSource,
+    Source,
+    StatefulSource,
+    ZippedSource,
+)
 from eventloop.data.sampler_state import Stateful
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators

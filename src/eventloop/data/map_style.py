@@ -18,9 +18,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from eventloop.data.batch_sources import Saved, Source
 from eventloop.data.combine import known_length
 from eventloop.data.in_memory import gathering
+from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, may_draw, reads_batches, seeded
 from eventloop.data.sharding import LASTING, RankPart, UnevenSteps, order_as, shared_order

@@ -32,11 +32,11 @@ from eventloop.run.start_checks import (
     check_evaluation,
     check_memory,
     check_model,
-    check_optimizers,
     require_usable,
 )
 from eventloop.task import Task
 from eventloop.training.compiling import require_layers
+from eventloop.training.optimizers import check_optimizers
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.checkpoint_folder import Checkpoint

@@ -28,7 +28,7 @@ from eventloop.run.differences import (
 )
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start_checks import warn_of_resume_risks
-from eventloop.training.loop_entry import Entry
+from eventloop.training.resume_point import ResumePoint
 from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class FromCheckpoint(Start):
             state.manifest = {**state.manifest, "tested": found}
             name = found["checkpoint"]
             run.best_weights.lent = None if name is None else self._place.parent / name
-        loop.entry = Entry(hooks, where, capture.generators.go_on)
+        loop.resume_point = ResumePoint(hooks, where, capture.generators.go_on)
 
     def _put_own(self, capture: Capture, state: State, parts: Mapping[str, Any]) -> None:
         """Restores what was the state of one rank: on the rank that has its samples now."""

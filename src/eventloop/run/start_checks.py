@@ -1,14 +1,13 @@
-"""Checks before training: of the folder, the model, the optimizers and the data."""
+"""Checks before training: of the folder, the model, the data and the schedules."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.optim import Optimizer
 
 from eventloop.checkpoint.saver import interval_of
 from eventloop.data.combine import NoData, is_endless, known_length
@@ -48,29 +47,6 @@ def check_model(state: State, assembly: Assembly) -> None:
             fix="assign the changed model, `state.model = changed(state.model)`, or change it in "
             "place",
         )
-
-
-def check_optimizers(state: State) -> None:
-    """Raises TaskError if an optimizer has no parameter of the model, or two share one."""
-    names = {id(one): name for name, one in state.model.named_parameters()}
-    names |= {id(one): name for name, one in state.wrapped_model.named_parameters()}
-    holders: dict[int, str] = {}
-    for optimizer, params in _parameters(state.optimizers):
-        if params and not params & names.keys():
-            raise TaskError(
-                f"the optimizer {optimizer!r} holds no parameter of the model, so that its steps "
-                "would change nothing",
-                fix="use the model that the function is given: optimizer=lambda model: "
-                "SGD(model.parameters(), lr=0.1); parameters of a loss belong into the model",
-            )
-        for param in params:
-            other = holders.setdefault(param, optimizer)
-            if other != optimizer:
-                raise TaskError(
-                    f"the optimizers {other!r} and {optimizer!r} share the parameter "
-                    f"{names.get(param, 'of no name')}, so that each batch would move it twice",
-                    fix="give each optimizer parameters of its own",
-                )
 
 
 def check_memory(state: State) -> None:
@@ -151,7 +127,7 @@ def check_trainable(run: Run, end: Time) -> None:
     """Raises TaskError or SettingError if a fit lacks something: data, parameters or tokens."""
     state, assembly = run.state, run.active.assembly
     _check_train_dataloader(state, assembly, end)
-    if not any(params for _, params in _parameters(state.optimizers)):
+    if not params_of(state.optimizers.values()):
         raise TaskError(
             "no optimizer holds a parameter, so nothing would be trained",
             fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
@@ -228,8 +204,3 @@ def _warn_of_endless_epochs(state: State) -> None:
             "saved at its start and its end alone; count it in batches: 500ba",
             stacklevel=4,
         )
-
-
-def _parameters(optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, set[int]]]:
-    for name, optimizer in optimizers.items():
-        yield name, set(map(id, params_of([optimizer])))

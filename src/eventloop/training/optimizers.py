@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop.data.sampler_state import declares
 from eventloop.devices import kind_of
-from eventloop.errors import a
+from eventloop.errors import TaskError, a
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -68,6 +68,30 @@ def params_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
     """Returns the parameters of optimizers, group by group."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return [param for group in groups for param in group["params"]]
+
+
+def check_optimizers(state: State) -> None:
+    """Raises TaskError if an optimizer has no parameter of the model, or two share one."""
+    names = {id(one): name for name, one in state.model.named_parameters()}
+    names |= {id(one): name for name, one in state.wrapped_model.named_parameters()}
+    holders: dict[int, str] = {}
+    for optimizer, one in state.optimizers.items():
+        params = set(map(id, params_of([one])))
+        if params and not params & names.keys():
+            raise TaskError(
+                f"the optimizer {optimizer!r} holds no parameter of the model, so that its steps "
+                "would change nothing",
+                fix="use the model that the function is given: optimizer=lambda model: "
+                "SGD(model.parameters(), lr=0.1); parameters of a loss belong into the model",
+            )
+        for param in params:
+            other = holders.setdefault(param, optimizer)
+            if other != optimizer:
+                raise TaskError(
+                    f"the optimizers {other!r} and {optimizer!r} share the parameter "
+                    f"{names.get(param, 'of no name')}, so that each batch would move it twice",
+                    fix="give each optimizer parameters of its own",
+                )
 
 
 def step(optimizer: Optimizer) -> None:

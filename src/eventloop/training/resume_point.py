@@ -1,4 +1,4 @@
-"""Where the loop enters a run: at the start of an epoch, or where a checkpoint was saved.
+"""Where the loop continues a resumed run: between epochs, or within one.
 
 A checkpoint is saved before the loop asks whether to stop, so the question is asked on loading.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
-class Entry:
+class ResumePoint:
     """Where the loop enters a run.
 
     An epoch that was under way is entered even if no batch is left: the end of an epoch and of a fit

@@ -1,4 +1,4 @@
-"""Where training batches come from: lists, stateful loaders, and loaders made of others."""
+"""Sources of training batches with a position to resume from: lists, stateful loaders, and combined ones."""
 
 from __future__ import annotations
 
