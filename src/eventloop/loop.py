@@ -69,13 +69,13 @@ class Loop:
         "_in_training",
         "_numbers",
         "_saved_at",
-        "resume_point",
         "feeds",
         "hooks",
         "is_finished",
         "move",
         "processes",
         "quiet",
+        "resume_point",
     )
 
     def __init__(

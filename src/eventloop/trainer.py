@@ -19,8 +19,8 @@ from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.weight_files import warn_of_misfits, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
-from eventloop.config.layers import example
 from eventloop.config.settings import SETTING_NAMES
+from eventloop.config.value_sources import example
 from eventloop.errors import (
     EventloopError,
     SettingError,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eventloop.distributed.exit import is_alive, this_place
+from eventloop.distributed.exit_status import is_alive, this_place
 
 UNDER_WAY = ".tmp-"
 REPLACED = ".was-"

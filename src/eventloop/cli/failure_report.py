@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from eventloop.cli.printing import aligned
-from eventloop.distributed.exit import details, first_line, in_ranks
+from eventloop.distributed.exit_status import details, first_line, in_ranks
 from eventloop.errors import Note, TaskError, UsageError, in_shell
 from eventloop.signals import is_agreed
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from eventloop.batch_limits import LimitBatches, Overfit
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.launch import NPROC
-from eventloop.config.layers import Layer
 from eventloop.config.option_types import Value, flag
+from eventloop.config.value_sources import Layer
 from eventloop.dry_run import EveryBatch, dry_limit, dry_settings, rehearse
 from eventloop.errors import UsageError
 from eventloop.fixes import install

@@ -15,7 +15,7 @@ from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, requi
 from eventloop.cli.named_checkpoints import BEST
 from eventloop.cli.output_files import output_path
 from eventloop.cli.printing import write_lines
-from eventloop.distributed.exit import in_ranks
+from eventloop.distributed.exit_status import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors
 from eventloop.trainer import Trainer

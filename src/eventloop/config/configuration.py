@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventloop.config.layers import (
+from eventloop.config.option_types import Value, typed
+from eventloop.config.plugin_flags import Choice, Local, Reason
+from eventloop.config.plugin_rules import KEYS, Rules
+from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
+from eventloop.config.value_sources import (
     SITE_VARIABLE,
     Kind,
     Layer,
@@ -18,10 +22,6 @@ from eventloop.config.layers import (
     site_rules,
     spell,
 )
-from eventloop.config.option_types import Value, typed
-from eventloop.config.plugin_flags import Choice, Local, Reason
-from eventloop.config.plugin_rules import KEYS, Rules
-from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest, raise_all
 from eventloop.fixes import install, shell
 from eventloop.naming import fold

@@ -18,7 +18,7 @@ from eventloop.data.combine import (
     is_map_style,
     seed_of_part,
 )
-from eventloop.data.iterables import IterableSource, restored_loader_state
+from eventloop.data.iterable_sources import IterableSource, restored_loader_state
 from eventloop.data.map_style import MapStyleSource
 from eventloop.data.resumable_sources import (
     CycledSource,

@@ -33,7 +33,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from eventloop.devices import collective_backends, kind_of
-from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
 from eventloop.distributed.consistency import require_same_weights
 from eventloop.distributed.exchange import ExchangeOfRanks
@@ -48,6 +47,7 @@ from eventloop.distributed.processes import (
 )
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
+from eventloop.distributed.tensor_collectives import average_gradients, take_from_first
 from eventloop.distributed.thread_location import wait_for
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, PluginError, SettingError, TaskError

@@ -27,8 +27,8 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-from eventloop.config.layers import TIMEOUT_VARIABLE
-from eventloop.distributed.exit import Words, in_ranks, is_alive, kill_rank, this_place
+from eventloop.config.value_sources import TIMEOUT_VARIABLE
+from eventloop.distributed.exit_status import Words, in_ranks, is_alive, kill_rank, this_place
 from eventloop.errors import EventloopError, SettingError
 from eventloop.mesh import Layout
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
-from eventloop.config.layers import TIMEOUT_VARIABLE
+from eventloop.config.value_sources import TIMEOUT_VARIABLE
 from eventloop.distributed.consistency import DECIDED_ALONE
-from eventloop.distributed.exit import (
+from eventloop.distributed.exit_status import (
     details,
     end_process,
     exit_status,

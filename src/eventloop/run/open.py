@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from eventloop.checkpoint.capture import described
 from eventloop.checkpoint.locations import storage_of
 from eventloop.data.combine import first_batch
-from eventloop.data.iterables import restored_loader_state
+from eventloop.data.iterable_sources import restored_loader_state
 from eventloop.distributed.consistency import require_same_run
 from eventloop.distributed.process_group import join_processes
 from eventloop.errors import SettingError, a

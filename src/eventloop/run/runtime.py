@@ -30,13 +30,13 @@ from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.default_actions import Defaults
 from eventloop.training.logged_numbers import Numbers
-from eventloop.training.precision import choose_precision
-from eventloop.training.process_settings import (
+from eventloop.training.performance_settings import (
     ChannelsLast,
     Deterministic,
     GarbageCollection,
     TunedConvolutions,
 )
+from eventloop.training.precision import choose_precision
 from eventloop.training.target_shapes import shapes_must_match
 
 if TYPE_CHECKING:

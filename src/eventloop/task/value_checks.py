@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from eventloop.config.layers import example
 from eventloop.config.settings import SETTING_NAMES
+from eventloop.config.value_sources import example
 from eventloop.errors import TaskError, a
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 

@@ -8,8 +8,9 @@ from eventloop.checkpoint.checkpoint_folder import write_checkpoint as write_che
 from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.weight_files import FoundWeights, saved_weights_at, weights_at, with_tied
-from eventloop.distributed.averaging import take_from_first
-from eventloop.training.tensor_slices import TensorSlice, gathered
+from eventloop.distributed.tensor_collectives import take_from_first
+from eventloop.training.sharded_tensors import gathered
+from eventloop.training.tensor_slices import TensorSlice
 
 __all__ = [
     "Checkpoint",

@@ -33,8 +33,8 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.sharded_tensors import clip_, sharded, slice_of, sliced
-from eventloop.training.tensor_slices import gathered, held
+from eventloop.training.sharded_tensors import clip_, gathered, sharded, slice_of, sliced
+from eventloop.training.tensor_slices import held
 from eventloop.training.weight_loading import fit_to_load
 from eventloop.training.weight_watch import first_not_finite, trained_names
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from eventloop.data.combine import FirstBatches, known_length, too_few
-from eventloop.data.iterables import to_evaluate
+from eventloop.data.iterable_sources import to_evaluate
 from eventloop.data.map_style import iterate
 from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, counted

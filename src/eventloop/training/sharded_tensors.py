@@ -1,9 +1,9 @@
-"""Sharded tensors, DTensors, beside plain ones: what a rank holds, slices for a checkpoint, norms."""
+"""Sharded tensors, DTensors, beside plain ones: what a rank holds, its slices, the whole, norms."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -129,3 +129,34 @@ def sliced(nest: Any) -> Any:
     if isinstance(nest, dict):
         return {key: sliced(one) for key, one in nest.items()}
     return slice_of(nest)
+
+
+def gathered(
+    nest: Mapping[str, Any], all_gather: Callable[[Any], list[Any]], *, keep: bool
+) -> dict[str, Any]:
+    """Returns a nest with whole tensors on the host; collective: every rank must call it.
+
+    Args:
+        nest: alike on all ranks, but for the entries of the slices.
+        all_gather: returns what each rank gave, at least where they are wanted.
+        keep: whether this rank wants them; it gets {} otherwise, and only takes part.
+    """
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: whole(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(whole(one) for one in value)
+        if not isinstance(value, TensorSlice):
+            return value
+        mine = TensorSlice(value.tensor.detach().cpu(), value.shape, value.offsets)
+        slices = all_gather(mine)  # one tensor is on the way at a time
+        if not keep:
+            return None
+        found = mine.tensor.new_empty(mine.shape)
+        for other in slices:
+            other.put_into(found)
+        return found
+
+    found: dict[str, Any] = whole(nest)
+    return found if keep else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,34 +47,3 @@ def held(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: one.tensor if isinstance(one, TensorSlice) else one for name, one in weights.items()
     }
-
-
-def gathered(
-    nest: Mapping[str, Any], all_gather: Callable[[Any], list[Any]], *, keep: bool
-) -> dict[str, Any]:
-    """Returns a nest with whole tensors on the host; collective: every rank must call it.
-
-    Args:
-        nest: alike on all ranks, but for the entries of the slices.
-        all_gather: returns what each rank gave, at least where they are wanted.
-        keep: whether this rank wants them; it gets {} otherwise, and only takes part.
-    """
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: whole(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(whole(one) for one in value)
-        if not isinstance(value, TensorSlice):
-            return value
-        mine = TensorSlice(value.tensor.detach().cpu(), value.shape, value.offsets)
-        slices = all_gather(mine)  # one tensor is on the way at a time
-        if not keep:
-            return None
-        found = mine.tensor.new_empty(mine.shape)
-        for other in slices:
-            other.put_into(found)
-        return found
-
-    found: dict[str, Any] = whole(nest)
-    return found if keep else {}

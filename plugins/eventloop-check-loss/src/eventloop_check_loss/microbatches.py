@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.toolbox.passes import predictions
+from eventloop.toolbox.forward_passes import predictions
 from eventloop.toolbox.samples import num_samples
 from eventloop_check_loss.compare import fingerprints
 from eventloop_check_loss.samples import has_samples

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
+from eventloop.toolbox.forward_passes import kept_generators
 from eventloop.toolbox.messages import as_option, as_set, switch_off
-from eventloop.toolbox.passes import kept_generators
 from eventloop.toolbox.samples import Microbatches, known_length, map_tensors
 from eventloop.toolbox.shards import Layout
 from eventloop.toolbox.state_dicts import take_from_first

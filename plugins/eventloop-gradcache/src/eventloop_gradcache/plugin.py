@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.devices import kind_of
-from eventloop.toolbox.passes import evaluation_mode
+from eventloop.toolbox.forward_passes import evaluation_mode
 from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples, split
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from eventloop import EventloopError, SettingError, State, Time, hookimpl
+from eventloop.toolbox.forward_passes import evaluation_mode
 from eventloop.toolbox.messages import as_option
-from eventloop.toolbox.passes import evaluation_mode
 from eventloop.toolbox.samples import num_samples, split
 from eventloop_selective_backprop.selection import draw, per_sample, take
 

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 from eventloop import Count, PluginError, State, Time, hookimpl
+from eventloop.toolbox.forward_passes import refusal
 from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.passes import refusal
 from eventloop.toolbox.ramp import Ramp
 from eventloop.toolbox.samples import inputs_of, split
 from eventloop_seq_length_warmup.sequences import full_length, length_at, reshape, truncate

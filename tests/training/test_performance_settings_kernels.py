@@ -10,8 +10,8 @@ from torch import nn
 
 from eventloop.config.settings import Settings
 from eventloop.run.runtime import features_of
+from eventloop.training.performance_settings import ChannelsLast, Deterministic, TunedConvolutions
 from eventloop.training.precision import Precision
-from eventloop.training.process_settings import ChannelsLast, Deterministic, TunedConvolutions
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
