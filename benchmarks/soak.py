@@ -32,7 +32,7 @@ from pathlib import Path
 
 from soak_task import set_up
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop_checkpoints.differences import differences
 

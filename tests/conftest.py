@@ -92,7 +92,7 @@ def make_trainer(clean: Path, make_task: Callable[..., Task]) -> Iterable[Callab
         return built[-1]
 
     yield make_trainer
-    for trainer in built:
+    for trainer in reversed(built):  # each restores what it found
         trainer.close()
 
 

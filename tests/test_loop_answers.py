@@ -7,7 +7,7 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 from eventloop import Time, schedules
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.errors import PluginError
 from eventloop_checkpoints.differences import differences
 

@@ -1,7 +1,7 @@
 # ruff: noqa: I001  names of one module stay together
 """The names of `commands.py`, as type checkers and editors read them."""
 
-from .checkpoint.checkpoint_folder import (
+from .checkpoint.checkpoint_files import (
     Checkpoint as Checkpoint,
     read_checkpoint as read_checkpoint,
     verify_part as verify_part,

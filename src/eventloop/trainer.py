@@ -44,7 +44,7 @@ from eventloop.training.evaluation import try_evaluation
 from eventloop.vocabulary import METHODS, SETTINGS, STATE, TASK, TRAINER, known_as
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.checkpoint_folder import Checkpoint
+    from eventloop.checkpoint.checkpoint_files import Checkpoint
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.observe import Observer
     from eventloop.plugin.owners import Assembly

@@ -1,6 +1,6 @@
 """CorruptFileError to the checkpoint of a run: the one before is gone on from, and the damaged one is named.
 
-`tests/checkpoint/test_checkpoint_folder_damage.py` does the same to the format alone, byte by byte.
+`tests/checkpoint/test_checkpoint_files_damage.py` does the same to the format alone, byte by byte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from eventloop import hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.states import Generators
 from eventloop.checkpoint.verifying import name_of
 from eventloop.events import EVENTS as ALL_EVENTS

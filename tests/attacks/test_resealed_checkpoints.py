@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer
-from eventloop.checkpoint import checkpoint_folder
+from eventloop.checkpoint import checkpoint_files
 from eventloop.errors import CheckpointError, EventloopError
 
 MAX_CPU_S = 4.0  # of a slow machine
@@ -144,11 +144,11 @@ class Row(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> checkpoint_folder.Checkpoint:
+def written(tmp_path_factory) -> checkpoint_files.Checkpoint:
     """What a run saved, in the middle of its second epoch."""
     run_dir = tmp_path_factory.mktemp("written")
     train(run_dir)
-    return checkpoint_folder.read_checkpoint(run_dir / "checkpoints" / "ba00000008")
+    return checkpoint_files.read_checkpoint(run_dir / "checkpoints" / "ba00000008")
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def outcome(written, tmp_path) -> Callable[[Row], str]:
         if not isinstance(facts, dict):
             return "can't be written"
         try:
-            checkpoint_folder.write_checkpoint(where / "ba00000008", hostile, facts, batch=8)
+            checkpoint_files.write_checkpoint(where / "ba00000008", hostile, facts, batch=8)
         except CheckpointError:  # facts with a tensor
             return "can't be written"
         before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -181,7 +181,7 @@ def outcome(written, tmp_path) -> Callable[[Row], str]:
     return outcome
 
 
-def rows_of(written: checkpoint_folder.Checkpoint) -> list[Row]:
+def rows_of(written: checkpoint_files.Checkpoint) -> list[Row]:
     """Returns every key with every change."""
     paths = list(walked({**written.parts, "facts": written.facts}))
     rows = [Row(path, change) for path in paths for change in CHANGES]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import manifest
-from eventloop.checkpoint.checkpoint_folder import Draft, read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import Draft, read_checkpoint, verify, write_checkpoint
 from eventloop.checkpoint.safetensors_files import dtypes
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import name_of

@@ -190,7 +190,7 @@ def test_what_has_no_header_is_damage(data, reason, path):
 MEMORY = """
 import resource, sys, torch
 from pathlib import Path
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify, write_checkpoint
 
 def limit(num_bytes):
     pages = int(Path("/proc/self/statm").read_text().split()[0])

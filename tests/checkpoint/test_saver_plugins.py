@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify, write_checkpoint
 from eventloop.files import disk
 from eventloop.run.resume import Allowed
 from eventloop_checkpoints.differences import differences

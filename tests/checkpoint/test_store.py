@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import temporary_folders
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.temporary_folders import ALIVE_S, new_id
 from eventloop.errors import CheckpointError

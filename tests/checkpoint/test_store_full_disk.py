@@ -11,7 +11,7 @@ import subprocess
 import pytest
 import torch
 
-from eventloop.checkpoint import checkpoint_folder, verifying
+from eventloop.checkpoint import checkpoint_files, verifying
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
@@ -136,8 +136,8 @@ def test_with_space_again_saving_goes_on(store):
 
 def test_what_is_needed_is_what_is_written(tmp_path, parts):
     """In whole blocks of the disk, so that an estimate that fits is one."""
-    draft = checkpoint_folder.Draft(parts, {"a": [1]}, 3)
-    checkpoint_folder.write_checkpoint(tmp_path / "a", parts, {"a": [1]}, batch=3)
+    draft = checkpoint_files.Draft(parts, {"a": [1]}, 3)
+    checkpoint_files.write_checkpoint(tmp_path / "a", parts, {"a": [1]}, batch=3)
     written = sum(one.stat().st_size for one in (tmp_path / "a").iterdir())
 
     assert written <= draft.num_bytes <= written + 6 * 4096
@@ -205,6 +205,6 @@ def test_a_partial_checkpoint_outside_of_a_store_is_removed(tmp_path, parts, mon
     fails_at(errno.ENOSPC, 5, monkeypatch)
 
     with pytest.raises(CheckpointError, match="No space left"):
-        checkpoint_folder.write_checkpoint(tmp_path / "a", parts, {})
+        checkpoint_files.write_checkpoint(tmp_path / "a", parts, {})
 
     assert list((tmp_path / "a").iterdir()) == []

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import eventloop
-from eventloop.checkpoint import checkpoint_folder, manifest, verifying
+from eventloop.checkpoint import checkpoint_files, manifest, verifying
 from eventloop.files.disk import NewFile
 
 TERABYTE = 2**40
@@ -26,7 +26,7 @@ READER = f"""
 import json, resource, sys, time
 from pathlib import Path
 import torch
-from eventloop.checkpoint import checkpoint_folder
+from eventloop.checkpoint import checkpoint_files
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 
@@ -53,7 +53,7 @@ def scan(path):
 resource.setrlimit(resource.RLIMIT_AS, (size() + {MAX_BYTES},) * 2)
 outcomes = {{}}
 for path in map(Path, sys.stdin.read().splitlines()):
-    for function in (checkpoint_folder.read_checkpoint, scan):
+    for function in (checkpoint_files.read_checkpoint, scan):
         outcomes[f"{{path.parent.name}} {{function.__name__}}"] = outcome(function, path)
 outcomes["too much"] = outcome(bytearray, {MAX_BYTES} + 2**20)
 print(json.dumps(outcomes))
@@ -95,7 +95,7 @@ class Folder:
     def __init__(self, root, kind):
         self.path = root / kind / verifying.name_of(3)
         parts = {"model": {"w": torch.ones(4), "more": [1]}}
-        checkpoint_folder.write_checkpoint(self.path, parts, {}, batch=3)
+        checkpoint_files.write_checkpoint(self.path, parts, {}, batch=3)
 
     def put(self, name, data):
         """Puts bytes in the place of a file, and vouches for them."""

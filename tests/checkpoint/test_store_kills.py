@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import temporary_folders
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import name_of
 from eventloop.files import disk

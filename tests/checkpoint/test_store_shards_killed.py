@@ -17,7 +17,7 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.manifest import FILE
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eventloop import hookimpl
-from eventloop.checkpoint.checkpoint_folder import write_checkpoint
+from eventloop.checkpoint.checkpoint_files import write_checkpoint
 from eventloop.checkpoint.states import UnreadTensor, unread
 from eventloop.checkpoint.weight_files import FoundWeights, saved_weights_at, weights_at
 from eventloop.errors import TaskError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, write_checkpoint
 from eventloop.files import disk
 
 CHECKPOINT = Path("runs/a run/checkpoints/ba00000006")

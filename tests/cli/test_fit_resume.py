@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.cli.main import main
 from eventloop_checkpoints.differences import differences

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from eventloop import TrainerBuilder, hookimpl, schedules
-from eventloop.checkpoint.checkpoint_folder import (
+from eventloop.checkpoint.checkpoint_files import (
     Checkpoint,
     read_checkpoint,
     verify,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import SumMetric
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.errors import SettingError
 from eventloop.toolbox.forward_passes import evaluation_mode
 from eventloop_testing import run_ranks

@@ -164,16 +164,19 @@ def test_an_evaluation_by_itself_is_delivered_at_once(
     assert heard == [{"eval/seen": 4.0}]
 
 
-def test_where_nothing_is_measured_torchmetrics_is_not_imported(run_python):
+def test_where_the_task_does_not_import_torchmetrics_neither_does_the_run(run_python):
     """It takes as long to import as torch, and longer beside scipy and transformers."""
     code = """
 import sys
 import torch
 from eventloop import Task, Trainer
+batches = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))]
 task = Task(
     model=lambda: torch.nn.Linear(3, 3),
     loss=torch.nn.functional.cross_entropy,
-    train_dataloader=[(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))],
+    train_dataloader=batches,
+    eval_dataloaders=batches,
+    metrics={"largest": lambda outputs, targets: outputs.max()},
     optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
 )
 settings = {"autoload": False, "device": "cpu", "max_duration": "2ep", "run_dir": "run"}

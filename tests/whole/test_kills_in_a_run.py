@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk
 from eventloop_checkpoints.differences import differences

@@ -128,7 +128,7 @@ def test_a_plugin_imports_what_is_public(folder):
 
 def test_an_import_of_what_is_private_would_be_found():
     """Control."""
-    source = "if TYPE_CHECKING:\n    from eventloop.checkpoint import checkpoint_folder\nfrom eventloop import Task"
+    source = "if TYPE_CHECKING:\n    from eventloop.checkpoint import checkpoint_files\nfrom eventloop import Task"
 
     assert deep_imports(source) == ["eventloop.checkpoint"]
 

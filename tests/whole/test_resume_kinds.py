@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from eventloop import hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.distributed.process_group import join_processes
 from eventloop.files import disk
 from eventloop_checkpoints.differences import differences

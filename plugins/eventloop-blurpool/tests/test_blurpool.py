@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_blurpool import BlurConv2d, Blurpool, anti_aliased
 from eventloop_testing import differences, isolated_trainer, run_ranks, tiny_task
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, write_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk
 

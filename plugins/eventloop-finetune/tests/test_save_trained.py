@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import CheckpointError, PluginError, Task, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.cli.main import main
 from eventloop.toolbox.shards import local
 from eventloop_ema import Ema

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Allowed, CheckpointError, Task
 from eventloop.checkpoint import safetensors_files
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from eventloop import CheckpointError, PluginError, TaskError, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_ema import Ema
 from eventloop_lora import Lora
 from eventloop_lora.adapters import WEIGHTS

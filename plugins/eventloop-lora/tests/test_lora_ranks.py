@@ -8,7 +8,7 @@ from lora_cases import TARGETS, TOKENS, fit, last, llama, trainer_of
 from safetensors.torch import load_file
 
 from eventloop import EventloopError
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_fsdp import Fsdp
 from eventloop_lora import Lora
 from eventloop_testing import run_ranks

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, write_checkpoint
 from eventloop_mlflow import Mlflow
 from eventloop_mlflow.beside import Beside
 from eventloop_mlflow.sender import SENDER

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_orca import Callback, MainCallback, Orca
 from eventloop_testing import differences, isolated_trainer, tiny_batches, tiny_task
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from eventloop import PluginError, SettingError, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_check import Check
 from eventloop_progressive_resizing import ProgressiveResizing, resize, resize_mask
 from eventloop_testing import case, differences, isolated_trainer, run_ranks, tiny_task

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import CheckpointError
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
 from eventloop.checkpoint.verifying import key_of
 from eventloop.storage import Url
 

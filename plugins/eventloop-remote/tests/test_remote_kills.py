@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_remote.folder import Folder
 
 PARTS = {"model": {"w": torch.arange(4.0)}, "clock": {"batch": 1}}

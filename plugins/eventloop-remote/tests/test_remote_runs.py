@@ -13,7 +13,7 @@ import torch
 from fsspec.registry import known_implementations
 
 from eventloop import CheckpointError, ResumeError, SettingError, UsageError, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.files.run_folder import local_folder
 from eventloop.storage import Url
 from eventloop_remote import lease

@@ -6,7 +6,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from eventloop import PluginError, Task, hookimpl
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop_check import Check
 from eventloop_seq_length_warmup import SeqLengthWarmup, reshape, truncate
 from eventloop_testing import differences, isolated_trainer, run_ranks

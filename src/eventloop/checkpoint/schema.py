@@ -20,7 +20,7 @@ from eventloop.errors import CheckpointError, EventloopError, a, text_of
 from eventloop.safe_text import one_line
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.checkpoint_folder import Checkpoint
+    from eventloop.checkpoint.checkpoint_files import Checkpoint
 
 _FIX = "use another checkpoint, or start a new run in another run_dir"
 _MOST_CHARS, _MOST_CHARS_OF_A_VALUE = 300, 80

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
@@ -22,6 +22,7 @@ from eventloop.plugin.mistakes import keeps_state
 from eventloop.plugin.records import Plugin
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
 from eventloop.state import ALIKE
+from eventloop.training.metrics import is_metric
 from eventloop.training.sharded_tensors import sharded
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
 def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Returns the states of this rank's metrics, by the names of the metrics and their parts."""
     return {
-        name: {"num_updates": one.update_count, "values": dict(one.metric_state)}
+        name: {"num_updates": one._update_count, "values": dict(one.metric_state)}
         for name, one in _parts(metrics)
     }
 
@@ -138,13 +139,10 @@ def _fits(value: Tensor, fresh: Tensor) -> bool:
 
 def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
     """Yields the metrics and the metrics that they contain, with their names."""
-    if not metrics:
-        return
-    from torchmetrics import Metric  # where there are none it needn't be imported
-
     for name, metric in metrics.items():
-        for path, one in metric.named_modules():
-            if isinstance(one, Metric):
+        contained = metric.named_modules() if isinstance(metric, nn.Module) else [("", metric)]
+        for path, one in contained:
+            if is_metric(one):
                 yield f"{name}.{path}".rstrip("."), one
 
 

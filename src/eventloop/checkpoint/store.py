@@ -241,7 +241,7 @@ class Store:
             apart: whether each rank has its own folder; otherwise all write into that of rank 0,
                 which is put in place.
         """
-        from eventloop.checkpoint.checkpoint_folder import (
+        from eventloop.checkpoint.checkpoint_files import (
             Draft,  # imports torch, which finding does without
         )
 

@@ -168,7 +168,7 @@ def weights_and_states(path: Path, plugins: Collection[str] = ()) -> FoundWeight
     Args:
         plugins: the folded names of the plugins whose states are wanted, if they saved one.
     """
-    from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify_part
+    from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify_part
 
     if not path.is_dir():
         return FoundWeights(_in_file(path), {})

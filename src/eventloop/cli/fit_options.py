@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -39,14 +40,8 @@ FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-"))
 # The package of each option that isn't the core's.
 _PACKAGES = {"check": "check", "lock": "plugins", "result": "runs"}
 _LIMITS = ("limit_train_batches", "limit_eval_batches")
-# Each says which batches there are, so that two of them contradict each other.
-_CONTRADICTIONS = (
-    ("dry_run", "overfit_batches"),
-    ("dry_run", "limit_train_batches"),
-    ("dry_run", "limit_eval_batches"),
-    ("overfit_batches", "limit_train_batches"),
-    ("overfit_batches", "limit_eval_batches"),
-)
+# Each of these says which batches there are, and contradicts each of those.
+_CONTRADICTIONS = (("dry_run", "overfit_batches"), ("overfit_batches", *_LIMITS))
 
 
 @dataclass
@@ -76,8 +71,8 @@ class Modes:
                 package of one isn't installed.
             PluginError: that package can't be used.
         """
-        for one, other in _CONTRADICTIONS:
-            if one in arguments.given and other in arguments.given:
+        for one, other in itertools.product(*_CONTRADICTIONS):
+            if one != other and one in arguments.given and other in arguments.given:
                 raise UsageError(
                     f"{flag(one)} and {flag(other)} contradict each other",
                     fix=f"leave one of them out, `{flag(other)}` say",

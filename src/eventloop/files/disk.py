@@ -278,7 +278,7 @@ def _num_memory_bytes() -> int:
 class CorruptFileError(Exception):
     """A file doesn't match its manifest, or isn't in eventloop's format; the text is the reason.
 
-    `checkpoint_folder` turns it into a `CheckpointError`; `store` continues with the next checkpoint.
+    `checkpoint_files` turns it into a `CheckpointError`; `store` continues with the next checkpoint.
 
     Args:
         reason: what is wrong, without the name of the file.

@@ -39,7 +39,7 @@ from eventloop.training.compiling import require_layers
 from eventloop.training.optimizers import check_optimizers
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.checkpoint_folder import Checkpoint
+    from eventloop.checkpoint.checkpoint_files import Checkpoint
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.locations import Storage, checkpoint_at, local_copy, unusable
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading, require_valid
@@ -33,7 +33,7 @@ from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.capture import Capture
-    from eventloop.checkpoint.checkpoint_folder import Checkpoint
+    from eventloop.checkpoint.checkpoint_files import Checkpoint
     from eventloop.config.configuration import Configuration
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes

@@ -19,14 +19,13 @@ from eventloop.errors import TaskError, a, closest
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
+from eventloop.task.task_metrics import fresh_metrics
 from eventloop.task.value_checks import argument_meant, check_values, named_optimizers
 from eventloop.training.default_actions import keys_of
 from eventloop.training.target_shapes import watched_once
 from eventloop.vocabulary import names_unknown
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric
-
     from eventloop.state import State
 
 _OF_BATCH = ("batch", "inputs", "targets", "state")
@@ -234,8 +233,8 @@ def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any
     return build_optimizers
 
 
-def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str, Metric | None]]:
-    def build_metrics(state: State, dataset: str) -> Mapping[str, Metric | None]:
+def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str, Any]]:
+    def build_metrics(state: State, dataset: str) -> Mapping[str, Any]:
         given = for_training if dataset == "train" else for_eval
         if dataset != "train" and isinstance(given, Mapping):
             given = _of_set(given, dataset.removeprefix("eval/"), state.eval_dataloaders)
@@ -243,8 +242,6 @@ def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str
             return {}
         if isinstance(given, Mapping) and not given:
             return {"loss": None}
-        from eventloop.task.task_metrics import fresh_metrics  # slow to import: see there
-
         return fresh_metrics(given, state)
 
     return build_metrics

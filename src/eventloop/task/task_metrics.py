@@ -1,7 +1,4 @@
-"""Copies a task's metrics for each data set, onto the device.
-
-Imported only for a task with metrics, as importing torchmetrics takes as long as torch.
-"""
+"""Copies a task's metrics for each data set, onto the device."""
 
 from __future__ import annotations
 
@@ -10,17 +7,20 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchmetrics import Metric, MetricCollection
+from torch import nn
 
 from eventloop.errors import TaskError, a
 from eventloop.training.mean_metrics import MeanOf
+from eventloop.training.metrics import is_metric
 from eventloop.training.target_shapes import watched_once
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from eventloop.state import State
 
 
-def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | None]:
+def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | MeanOf | None]:
     """Creates metrics on the State's device, without updates yet.
 
     Args:
@@ -37,23 +37,24 @@ def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | None]:
             f"the task's metrics are {a(type(metrics).__name__)} of {len(metrics)}, without names",
             fix="name them: {'accuracy': MulticlassAccuracy(10)}",
         )
-    if not isinstance(metrics, (Metric, MetricCollection, Mapping)) and _is_factory(metrics):
+    named = (Mapping, nn.ModuleDict)  # a `MetricCollection`
+    is_whole = isinstance(metrics, named) or is_metric(metrics)
+    if not is_whole and callable(metrics) and _takes(metrics):
         metrics = metrics()
-    if isinstance(metrics, Metric):
-        metrics = {type(metrics).__name__.lower(): metrics}
-    elif not isinstance(metrics, Mapping | MetricCollection):
-        metrics = {getattr(metrics, "__name__", "metric"): metrics}
+    if not isinstance(metrics, named):
+        kind = type(metrics).__name__.lower() if is_metric(metrics) else "metric"
+        metrics = {getattr(metrics, "__name__", kind): metrics}
     return {str(name): _fresh(str(name), metric, state) for name, metric in metrics.items()}
 
 
-def _fresh(name: str, metric: Any, state: State) -> Metric | None:
+def _fresh(name: str, metric: Any, state: State) -> Metric | MeanOf | None:
     if metric is None and name == "loss":
         return None
-    if isinstance(metric, Metric):
-        fresh = copy.deepcopy(metric).to(state.device)
+    if is_metric(metric):
+        fresh: Metric = copy.deepcopy(metric).to(state.device)
         fresh.reset()
         return fresh
-    if callable(metric) and not isinstance(metric, type) and _takes_two(metric):
+    if callable(metric) and not isinstance(metric, type) and _takes(metric, None, None):
         is_higher = getattr(metric, "higher_is_better", None)
         what = f"metric {name!r}"
         return MeanOf(what, watched_once(metric, what), state, is_higher=is_higher)
@@ -70,24 +71,12 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
     )
 
 
-def _takes_two(function: Callable[..., Any]) -> bool:
-    """Returns whether a function can be called with outputs and targets, if that is known."""
+def _takes(function: Callable[..., Any], *args: None) -> bool:
+    """Returns whether a function can be called with these many arguments, if that is known."""
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*args)
     except ValueError:  # written in C
         return True
     except TypeError:
         return False
     return True
-
-
-def _is_factory(metrics: Callable[..., Any]) -> bool:
-    """Returns whether a callable takes no arguments; a metric takes outputs and targets."""
-    if not callable(metrics):
-        return False
-    try:
-        parameters = inspect.signature(metrics).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return True
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return not any(one.kind in kinds and one.default is one.empty for one in parameters)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from eventloop.checkpoint.checkpoint_folder import Checkpoint as Checkpoint
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint as read_checkpoint
-from eventloop.checkpoint.checkpoint_folder import write_checkpoint as write_checkpoint
+from eventloop.checkpoint.checkpoint_files import Checkpoint as Checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint as read_checkpoint
+from eventloop.checkpoint.checkpoint_files import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.weight_files import FoundWeights, saved_weights_at, weights_at, with_tied

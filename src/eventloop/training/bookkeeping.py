@@ -12,12 +12,11 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
+from eventloop.training.mean_metrics import MeanOf
 from eventloop.training.metrics import compute, loss_in
 from eventloop.training.named_metrics import EVAL, metric_name, scalars_of
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric
-
     from eventloop.clock import Time
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import ActivePlugins
@@ -181,9 +180,7 @@ class Bookkeeping:
         row |= scalars_of(state.eval_metrics)
         self.history.append(row)
 
-    def _mean_loss(self, state: State) -> Metric:
-        from eventloop.training.mean_metrics import MeanOf  # slow to import: see there
-
+    def _mean_loss(self, state: State) -> MeanOf:
         is_core = state.owner("loss") == "core"
         unwrapped = self._active.unwrapped_loss(state)
 

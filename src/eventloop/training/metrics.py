@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
+def is_metric(value: Any) -> bool:
+    """Whether a value is a `torchmetrics.Metric`, or has what one has; doesn't import torchmetrics."""
+    return not isinstance(value, type) and hasattr(value, "metric_state")
+
+
 def predictions(outputs: Any) -> Any:
     """Returns what metrics receive: `outputs.logits` where it exists, else the outputs."""
     if isinstance(outputs, Mapping):

@@ -88,7 +88,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
         return built[-1]
 
     yield make_trainer
-    for trainer in built:
+    for trainer in reversed(built):  # each restores what it found
         trainer.close()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eventloop.checkpoint.checkpoint_folder import Checkpoint, read_checkpoint, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import Checkpoint, read_checkpoint, write_checkpoint
 from eventloop.checkpoint.encoding import flatten, restore
 from eventloop.checkpoint.verifying import name_of
 from eventloop.errors import CheckpointError, text_of

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from eventloop.checkpoint.checkpoint_folder import Draft, read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import Draft, read_checkpoint, verify
 from eventloop.checkpoint.manifest import VERSION_OF_SHARDS, read_manifest, shard_name
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.store import Store

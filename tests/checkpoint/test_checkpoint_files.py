@@ -10,7 +10,7 @@ import torch
 
 import eventloop
 from eventloop.checkpoint import manifest
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify, write_checkpoint
 from eventloop.checkpoint.verifying import batch_of, name_of
 from eventloop.errors import CheckpointError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import manifest
-from eventloop.checkpoint.checkpoint_folder import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
 from eventloop.checkpoint.verifying import examine
 from eventloop.errors import CheckpointError
 from eventloop.files.disk import CorruptFileError
