@@ -40,7 +40,7 @@ FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-"))
 # The package of each option that isn't the core's.
 _PACKAGES = {"check": "check", "lock": "plugins", "result": "runs"}
 _LIMITS = ("limit_train_batches", "limit_eval_batches")
-# Each of these says which batches there are, and contradicts each of those.
+# An option of the first tuple contradicts those of the second: each says which batches there are.
 _CONTRADICTIONS = (("dry_run", "overfit_batches"), ("overfit_batches", *_LIMITS))
 
 
