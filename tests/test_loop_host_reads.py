@@ -189,7 +189,7 @@ def test_numbers_that_forward_logs_bring_no_read(interval, size, reads):
     assert (counter.num_reads, counter.num_windows) == (0, NUM_STEPS)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_no_step_of_two_ranks_reads_a_tensor(precision, reads):
     """What the ranks tell each other isn't read with an operation of torch."""

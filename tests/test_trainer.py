@@ -239,7 +239,7 @@ END
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", ["", "raise KeyError('oops')"])
 def test_the_exit_of_the_interpreter_closes(end, run_python):
     """A script without `with` keeps its last lines too, and none twice."""

@@ -149,7 +149,7 @@ def test_a_checkpoint_is_saved_once_and_training_goes_on(start):
     assert status == 143
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [[], ["--nproc", "2"]], ids=["one process", "two ranks"])
 def test_sigterm_ends_the_start_at_once(start, options, tiny):
     """Nothing has been trained, so that there is nothing to save."""

@@ -244,7 +244,7 @@ def test_a_module_that_changes_the_working_directory_changes_nothing(run, packag
     assert (before / "eventloop.lock").is_file()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
 @pytest.mark.parametrize("command", [["plugins"], ["--help"], ["plugins", "hooks"]])
 @pytest.mark.parametrize(("where", "status"), [(">&-", 0), (">/dev/full", 2)])

@@ -131,6 +131,7 @@ def test_one_rank_under_ddp_ends_as_one_process_does(device, run, alone):
         assert_near(actual, alone(str(device), clip_norm=0.4))
 
 
+@pytest.mark.nightly
 def test_two_ranks_end_as_one_process_does(two_ranks_on, run, alone):
     """Gradients averaged over both, with microbatches and clipping; one device each."""
     command = "-m eventloop fit task.py --no-plugins --nproc 2 --microbatch-size 2"

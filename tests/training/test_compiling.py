@@ -376,6 +376,7 @@ def test_layers_that_are_alike_are_compiled_once(trained, make_task, make_batche
     torch.testing.assert_close(copy.deepcopy(model)(inputs), model(inputs))
 
 
+@pytest.mark.nightly
 @asks_for_grad
 def test_layers_that_differ_in_a_number_are_all_compiled(trained, make_task):
     """Torch gives up after eight of the same code, unless it is told how many there are."""
@@ -468,6 +469,7 @@ def test_passes_that_sample_are_not_compiled(trained):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.nightly
 @asks_for_grad
 def test_updates_that_are_compiled_are_resumed(trained, tmp_path):
     """With a back end that generates no kernels, to the bit."""

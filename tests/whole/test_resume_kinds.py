@@ -363,7 +363,7 @@ def test_a_run_of_any_kind_ends_the_same_on_two_ranks(tmp_path, name):
     require_same_on_ranks(tmp_path, KINDS[name])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["plain", "bf16, clipped"])
 def test_shards_go_on_as_they_were(tmp_path, name):
     """A checkpoint holds weights and moments whole, and each rank takes its shards again."""

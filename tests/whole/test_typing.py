@@ -77,6 +77,7 @@ def test_a_right_plugin_is_clean(complaints):
     assert complaints["right.py"] == []
 
 
+@pytest.mark.nightly
 def test_every_mistake_is_found(complaints):
     """Each line with a comment is one."""
     wrong = [number for number, line in enumerate(WRONG.splitlines(), 1) if "  # " in line]

@@ -70,6 +70,7 @@ def test_of_a_batch_in_parts_the_first_part_is_checked(checked, reduction, diffe
     assert report.found.succeeds == (not differs)
 
 
+@pytest.mark.nightly
 def test_a_sample_without_labels_weighs_nothing(checked):
     """Its mean is NaN, alone in a microbatch; that of the batch isn't."""
     batch = text_batch()
@@ -154,6 +155,7 @@ def test_a_mean_over_tokens_of_equal_lengths_is_found_by_cutting_them(checked):
     assert report.causes == {"tokens"}
 
 
+@pytest.mark.nightly
 def test_a_sum_without_a_denominator(checked):
     """EleutherAI/bergson#344: a sum over the batch, divided by the length of one sequence, or by nothing."""
     report = checked(

@@ -43,6 +43,7 @@ class Doubles:
         state.inputs = 2 * state.inputs
 
 
+@pytest.mark.nightly
 def test_a_batch_that_is_transformed_is_transformed_once(checked):
     """On each rank, too: the batch of the check is that of the data loader."""
     plain = checked(lambda: samples_task(linear(), F.cross_entropy))
@@ -114,6 +115,7 @@ class Average(nn.Module):
         return self.head(torch.stack(found))
 
 
+@pytest.mark.nightly
 def test_a_running_average_inside_the_forward_pass(checked):
     """What a sample gives depends on those before it: another order is another loss."""
     report = checked(lambda: samples_task(Average(), F.cross_entropy))

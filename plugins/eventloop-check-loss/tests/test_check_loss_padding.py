@@ -38,6 +38,7 @@ def test_a_loss_that_is_averaged_over_the_padding_too(checked):
     assert report.causes == {"padded mean"}
 
 
+@pytest.mark.nightly
 def test_labels_of_the_padding_that_are_not_ignored(checked):
     """huggingface/trl#1625: labels are the tokens, those of the padding included."""
     batch = text_batch()
@@ -63,6 +64,7 @@ class Unmasked(TinyText):
         return {"logits": logits_BTV, "loss": losses_BT.sum() / attention_mask[:, 1:].sum()}
 
 
+@pytest.mark.nightly
 def test_a_mask_that_is_in_the_denominator_alone(checked):
     """alibaba/ROLL#444: the losses of the padding are in the numerator."""
     report = checked(lambda: weighed(Unmasked(None)))
@@ -109,6 +111,7 @@ class Placed(TinyText):
         )
 
 
+@pytest.mark.nightly
 def test_positions_that_are_counted_from_the_left_padding(checked):
     """huggingface/transformers#3021: GPT-2 without position_ids begins behind the padding."""
     batch = text_batch(is_left=True)

@@ -112,6 +112,7 @@ def test_a_run_that_goes_on_ends_the_same(tmp_path, given):
     assert list(differences(contents(whole), contents(parts))) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_statistics_of_batch_norms_are_not_compiled(tmp_path):
     """The compiled backward pass would move them a second time, in silence."""

@@ -59,7 +59,7 @@ def test_two_ranks_have_the_averages_of_one(tmp_path, alone, strategy):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("replicate", [1, 2])
 def test_shards_of_the_averages_are_those_of_any_number_of_ranks(tmp_path, alone, replicate):
     """Four ranks, then two, one, and two again: each writes and reads its own, none has the whole."""

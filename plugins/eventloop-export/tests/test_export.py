@@ -112,6 +112,7 @@ def test_other_weights_would_be_seen(as_onnx):
     assert np.abs(by_onnx(path, inputs) - other).max() > 1e-5
 
 
+@pytest.mark.nightly
 def test_a_model_of_named_inputs_is_exported_without_labels(tmp_path):
     """What is deployed has none."""
     path, model, _ = exported(tmp_path, mapping_task(), "model.onnx")

@@ -90,6 +90,7 @@ class Given(IterableDataset):
         return iter(self.batches)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_averaged", [False, True])
 def test_of_a_sharded_model_the_whole_weights_are_written(tmp_path, is_averaged):
     """Each rank has a part of them; an average's, too."""

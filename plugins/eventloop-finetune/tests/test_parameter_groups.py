@@ -137,7 +137,7 @@ def test_a_part_that_is_not_there_is_refused_when_the_trainer_is_built(tmp_path)
         Unfreeze({"0": "soon"})
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize("stops", [("2ba",), ("4ba",), ("2ba", "6ba")])
 @pytest.mark.parametrize("microbatch_size", [None, 1])
 def test_ranks_that_were_stopped_thaw_when_they_would_have(tmp_path, stops, microbatch_size):

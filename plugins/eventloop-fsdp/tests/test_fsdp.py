@@ -118,6 +118,7 @@ def test_shards_end_with_the_weights_of_one_process(fit, optimizer, microbatches
     assert theirs[-1]["train/loss"] == pytest.approx(history[-1]["train/loss"], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_another_global_batch_ends_elsewhere(fit):
     """Control: the comparison sees that half of the samples are missing."""
     expected, _ = fit(batch_size=16)
@@ -140,6 +141,7 @@ class Twice:
         return True
 
 
+@pytest.mark.nightly
 def test_a_closure_gives_the_same_gradient(fit):
     """It calls no events, and still exchanges gradients on the last microbatch."""
     expected, _ = fit(batch_size=16, microbatch_size=4)
@@ -219,6 +221,7 @@ def test_fp16_skips_a_step_on_all_ranks(tmp_path, what):
     assert all(one.isfinite().all() for one in kept)
 
 
+@pytest.mark.nightly
 def test_a_loss_that_is_no_number_on_one_rank_ends_the_run(fit):
     """Nobody waits for a rank that looks for the cause in its shards."""
     with pytest.raises(
@@ -227,6 +230,7 @@ def test_a_loss_that_is_no_number_on_one_rank_ends_the_run(fit):
         run_ranks(lambda: fit(Fsdp(), Spoils("loss", 9), batch_size=4), timeout_s=60)
 
 
+@pytest.mark.nightly
 def test_fp16_is_near(fit):
     """Gradients are unscaled before the norm of all shards is taken."""
     expected, _ = fit(batch_size=16, clip_norm=0.05)
@@ -378,6 +382,7 @@ def test_ranks_evaluate_and_predict_for_different_numbers_of_batches(tmp_path):
     torch.testing.assert_close(fewer[0], outputs[0])
 
 
+@pytest.mark.nightly
 def test_an_evaluation_asks_for_its_length_alone(tmp_path):
     """A collective a data set, not one a batch, where the lengths are known."""
 
@@ -591,7 +596,7 @@ def test_ranks_may_have_other_numbers_of_microbatches(tmp_path):
         assert all(map(torch.equal, traces, of_theirs))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank_of_more", [0, 1])
 def test_batches_of_other_sizes_make_other_numbers_of_microbatches(tmp_path, rank_of_more):
     """Whichever rank has more, none waits for the other for ever."""
@@ -676,6 +681,7 @@ class Branches(nn.Module):
         return outputs if torch.distributed.get_rank() else outputs + self.right(inputs)
 
 
+@pytest.mark.nightly
 def test_a_parameter_unused_on_one_rank_counts_as_under_ddp(fit):
     """Where `find_unused_parameters` asks for it."""
     given = {"task": {"model": Branches}, "find_unused_parameters": True}
@@ -729,7 +735,7 @@ def test_compiled_layers_are_sharded_like_others(fit):
     assert_near(actual, expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("best", ["max valid/loss", None])
 def test_a_test_set_is_evaluated_with_the_best_weights(tmp_path, best):
     """They are cut into shards for it, and the run ends with its last ones; the loss falls."""
@@ -772,6 +778,7 @@ class Calls:
         self.seen.append(hidden.tolist())
 
 
+@pytest.mark.nightly
 def test_a_callback_calls_a_sharded_model_while_it_is_evaluated(tmp_path):
     """Layers are gathered by the call itself; ranks have the results of one process."""
     task = {"eval_dataloaders": {"test": DataLoader(TensorDataset(X[:20], Y[:20]), 4)}}

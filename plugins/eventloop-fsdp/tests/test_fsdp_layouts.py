@@ -90,7 +90,7 @@ def assert_near(actual, expected, tolerance=1e-6):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "shared", "world_size"),
     [({"replicate": 2}, 2, 4), ({"replicate": 2}, 1, 2), ({"offload": True}, 2, 2),
@@ -151,7 +151,7 @@ def num_sums(folder, options):
     return counts.found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"replicate": 2}])
 def test_a_norm_over_shards_is_one_sum_however_many_parameters(tmp_path, options):
     """A sum for each of them would have each wait for the one before."""

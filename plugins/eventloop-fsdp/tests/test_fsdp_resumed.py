@@ -94,6 +94,7 @@ def test_a_checkpoint_holds_whole_tensors(in_one_go):
     assert tuple(optimizer["state"][0]["exp_avg"].shape) == (3, 3)
 
 
+@pytest.mark.nightly
 def test_one_process_goes_on_with_what_two_ranks_saved(tmp_path):
     """With the same global batch, without the plugin; and two ranks go on with that."""
     allowed = Allowed(config_change=True, missing_plugin=("fsdp",))

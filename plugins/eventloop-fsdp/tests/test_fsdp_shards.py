@@ -116,7 +116,7 @@ def test_any_number_of_ranks_goes_on_with_what_another_saved(tmp_path, ranks):
         torch.testing.assert_close(second[idx]["exp_avg"], state["exp_avg"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_as_many_ranks_go_on_with_the_same_bits(tmp_path, num_ranks):
     """Shards are read as they were written."""
@@ -218,7 +218,7 @@ def test_folders_that_are_not_shared_are_found_before_training(tmp_path):
     assert not [*tmp_path.glob("*/run/checkpoints/[!.]*")]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("shared", [True, False])
 def test_checkpoints_at_a_url(tmp_path, shared):
     """Each rank uploads its slices, whether the ranks have a folder in common or not."""
@@ -265,7 +265,7 @@ def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
         assert any(shard.name in one and "isn't used" in one for one in notes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sharded", [True, False])
 def test_one_that_is_named_is_verified_too(tmp_path, sharded):
     """No rank reads slices of what no rank has digested."""
@@ -324,6 +324,7 @@ def resumed(folder):
     return run_ranks(one, timeout_s=60)
 
 
+@pytest.mark.nightly
 def test_two_ranks_refuse_a_checkpoint_whose_slices_overlap_with_one_message(tmp_path, overlapping):
     """One alone would go on, with memory that was never written, or wait for the other."""
     fit(tmp_path, "2ba", num_ranks=2)

@@ -190,6 +190,7 @@ def test_looking_at_a_run_takes_nothing_back(tmp_path, in_one_go):
     assert len(rows(path)) == len(in_one_go) + 3
 
 
+@pytest.mark.nightly
 def test_two_ranks_write_one_file(tmp_path):
     """Rank 0 does, and cuts it."""
     path = tmp_path / "run" / "metrics.jsonl"

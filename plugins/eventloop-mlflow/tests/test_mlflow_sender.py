@@ -78,6 +78,7 @@ def test_a_sender_that_is_killed_is_an_error_and_the_next_call_starts_another(se
     assert "no attribute 'nothing'" in answer(sender)
 
 
+@pytest.mark.nightly
 def test_a_sender_that_died_between_two_calls_is_replaced(sender):
     """Nothing was lost with it."""
     first = sender.start()
@@ -88,7 +89,7 @@ def test_a_sender_that_died_between_two_calls_is_replaced(sender):
     assert sender.start().pid != first.pid
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_sender_ignores_what_is_sent_to_all_of_a_group(sender, number):
     """Ctrl-C in a terminal; training ends in its own time, and says so."""
@@ -100,6 +101,7 @@ def test_a_sender_ignores_what_is_sent_to_all_of_a_group(sender, number):
     assert sender.start() is process
 
 
+@pytest.mark.nightly
 def test_a_sender_has_the_variables_of_the_training(sender):
     """Credentials, say; also those that came when it had started."""
     answer(sender)
@@ -117,6 +119,7 @@ def test_a_sender_is_where_the_training_is(sender, tmp_path):
     assert (tmp_path / "a.db").is_file()
 
 
+@pytest.mark.nightly
 def test_what_is_longer_than_a_pipe_comes_whole(sender):
     """There and back."""
     name = "x" * 10**6
@@ -124,6 +127,7 @@ def test_what_is_longer_than_a_pipe_comes_whole(sender):
     assert answer(sender, name).endswith(f"no attribute '{name}'")
 
 
+@pytest.mark.nightly
 def test_a_fork_waits_for_no_sender(tmp_path):
     """A worker of a data loader: it has no thread that would answer, and nothing of the pipe."""
     code = (
@@ -165,7 +169,7 @@ raise RuntimeError(f"{SENDER._process is not None and SENDER._process.poll()}")
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("flags", "was_started"), [((), True), (("--dry-run",), False), (("--no-plugins",), False)]
 )

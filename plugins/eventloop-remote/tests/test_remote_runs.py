@@ -289,6 +289,7 @@ print([one for one in sys.modules if one.startswith("fsspec")])
 """
 
 
+@pytest.mark.nightly
 def test_a_local_run_imports_no_fsspec(machine):
     """Nor whatever that imports."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -176,6 +176,7 @@ def test_the_curves_of_a_resumed_run_come_from_its_checkpoint(tmp_path, finished
     assert curves(report) != curves(finished[1])
 
 
+@pytest.mark.nightly
 def test_two_equal_runs_differ_in_what_is_of_one_run_alone(tmp_path):
     """`checkpoints diff` leaves out times and throughput, and sees whatever else differs."""
     for name in "ab":
@@ -190,6 +191,7 @@ def test_two_equal_runs_differ_in_what_is_of_one_run_alone(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_an_older_checkpoint(tmp_path, finished):
     """There the throughput is one of the numbers, and nothing is apart."""
     given = {"checkpoint_interval": "2ba"}

@@ -68,6 +68,7 @@ def test_a_resumed_run_has_the_texts_of_one_in_one_go(tmp_path, whole):
     assert sections(tmp_path) == whole
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_a_checkpoint_without_texts(tmp_path):
     """Older ones have none."""
     with pytest.raises(EOFError):

@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from eventloop_runs import RunProcesses, RunsFolder
 
 
@@ -18,6 +20,7 @@ class Failing:
     argv = ("fit", "nowhere.py")
 
 
+@pytest.mark.nightly
 def test_a_run_that_starts_while_a_signal_arrives_is_stopped_too(tmp_path):
     """Otherwise the command would wait for it to train to its end."""
     folder = RunsFolder(tmp_path, "trial")

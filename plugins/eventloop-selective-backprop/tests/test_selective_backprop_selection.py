@@ -45,6 +45,7 @@ def test_samples_are_drawn_in_proportion_to_their_percentile_to_a_power(num, bet
     assert not torch.allclose(actual, otherwise, rtol=0, atol=0.04)
 
 
+@pytest.mark.nightly
 def test_it_is_torchs_draw_without_replacement():
     """torch.multinomial is the same, but waits for the device to look at its weights."""
     percentiles = torch.tensor(LOSSES).argsort().argsort().add(1) / 6

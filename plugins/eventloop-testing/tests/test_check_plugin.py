@@ -42,6 +42,7 @@ def test_a_tame_plugin_passes(role):
     check_plugin(Tame, role=role)
 
 
+@pytest.mark.nightly
 @pytest.mark.about_cpu
 def test_what_differs_from_run_to_run_by_its_nature_is_no_problem():
     """An id of a run comes back, and counts for nothing between two runs."""
@@ -74,6 +75,7 @@ def test_a_callback_that_stops_a_run_by_a_question_passes():
         check_plugin(StopsAndWrites, role="callback")
 
 
+@pytest.mark.nightly
 def test_a_state_of_each_rank_passes():
     """Control for those that keep theirs as if it were one for all."""
     check_plugin(OnePerRank, role="algorithm")
@@ -358,6 +360,7 @@ class Forgetful(torch.nn.Linear):
         return super().forward(inputs / self.num_calls)
 
 
+@pytest.mark.nightly
 @pytest.mark.about_cpu
 def test_a_task_that_forgets_is_not_the_plugins_fault():
     """Who looks for it in the plugin would look for long."""
@@ -422,8 +425,8 @@ ON_AN_ACCELERATOR = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.about_cpu
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugin", ON_AN_ACCELERATOR, ids=lambda one: one.__name__)
 def test_a_mistake_that_only_an_accelerator_shows_is_found(plugin):
     """Its author has none, and its users do."""

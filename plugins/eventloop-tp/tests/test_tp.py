@@ -218,7 +218,7 @@ def broken(folder, sharded):
         return str(error)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sharded", [False, True])
 def test_one_flipped_bit_of_a_weight_is_found(tmp_path, sharded):
     """In what all ranks hold, and in a shard that two of four hold."""

@@ -64,6 +64,7 @@ def test_each_layout_trains_what_one_process_trains(tmp_path, layout, optimizer,
     assert layout == "ddp" or all(own < 0.6 * num for own, _ in held)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_each_layout_goes_on_from_a_checkpoint_of_any_other(tmp_path, first, second):
     """What a checkpoint holds doesn't depend on who saved it."""

@@ -65,7 +65,7 @@ def refused(folder, name, layout):
     return ""
 
 
-@pytest.mark.sampled(28)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "column", "mark"), CELLS)
 def test_an_algorithm_trains_as_in_one_process_or_is_refused(name, column, mark, tmp_path):
     """What computes with a rank's part alone would end elsewhere."""
