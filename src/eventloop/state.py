@@ -22,7 +22,7 @@ from eventloop.rng import kept_generators
 from eventloop.signals import StopReason
 from eventloop.training.logged_numbers import Numbers
 from eventloop.training.logged_text import copied_text
-from eventloop.training.named_metrics import metric_name
+from eventloop.training.metrics import metric_name
 from eventloop.training.weight_digest import digest_of
 from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as

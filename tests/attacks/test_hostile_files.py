@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.config.value_sources import pyproject_layer, yaml_layer
+from eventloop.config.config_files import pyproject_layer, yaml_layer
 from eventloop.config.yaml_text import MAX_BYTES
 from eventloop.errors import SettingError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint.best import Best
-from eventloop.training.named_metrics import NamedMetric
+from eventloop.training.metrics import NamedMetric
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.weight_files import weights_and_states
-from eventloop.training.named_metrics import NamedMetric, scalars_of
+from eventloop.training.metrics import NamedMetric, scalars_of
 
 if TYPE_CHECKING:
     from pathlib import Path

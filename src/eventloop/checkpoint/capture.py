@@ -24,7 +24,7 @@ from eventloop.devices import DeviceKind, kind_of
 from eventloop.errors import CheckpointError
 from eventloop.naming import json_value
 from eventloop.signals import status_of
-from eventloop.training.named_metrics import scalars_of
+from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
 from eventloop.training.sharded_tensors import sharded
 from eventloop.training.tensor_slices import TensorSlice, holds_slices

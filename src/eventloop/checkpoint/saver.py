@@ -36,7 +36,7 @@ from eventloop.fixes import as_set
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.bookkeeping import resolved
-from eventloop.training.named_metrics import followed
+from eventloop.training.metrics import followed
 from eventloop.training.tensor_slices import held, holds_slices
 from eventloop.training.weight_watch import are_finite, trained_names
 from eventloop.urls import Url

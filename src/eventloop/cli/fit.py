@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml  # type: ignore[import-untyped]
 
 from eventloop.checkpoint.locations import FOLDER
 from eventloop.checkpoint.saver import interval_of
@@ -19,22 +16,19 @@ from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, prepare
 from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.output_files import SUFFIX, output_path
+from eventloop.cli.print_config import config_lines
 from eventloop.cli.printing import write_lines, write_text
-from eventloop.clock import Time
-from eventloop.config.option_types import Option, Value
 from eventloop.errors import SettingError, counted
 from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.candidates import dry_assemble
-from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.lock_digests import NAME, lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import Trainer
-from eventloop.training.named_metrics import scalars_of
-from eventloop.urls import Url
+from eventloop.training.metrics import scalars_of
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
@@ -189,58 +183,3 @@ def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     line = f"{done} in {clock.seconds:.1f} s"
     numbers = [f"{name} {value:.4g}" for name, value in scalars_of(metrics).items()]
     return f"{line}; {', '.join(numbers)}" if numbers else line
-
-
-def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a configuration file; each value has its source as a comment.
-
-    Args:
-        task_settings: the task's defaults.
-
-    Raises:
-        SettingError: a setting is invalid.
-    """
-    settings = job.configuration.settings(task_settings)
-    for name, value in job.configuration.setting_values(task_settings).items():
-        yield _line(name, getattr(settings, name), value)
-    section = job.configuration.section("task")
-    yield from _section("task", job.task_file.options, section, job.task_options(), "")
-    if with_options := [one for one in job.plugins if plugin_options(one.target)]:
-        yield "plugins:"
-    for plugin in with_options:
-        section = job.configuration.section(name := plugin.found.name)
-        options = plugin_options(plugin.target)
-        yield from _section(name, options, section, job.plugin_options(plugin), "  ")
-
-
-def _section(
-    heading: str,
-    options: Mapping[str, Option],
-    section: Mapping[str, Value],
-    typed: Mapping[str, Any],
-    indent: str,
-) -> Iterator[str]:
-    if options:
-        yield f"{indent}{heading}:"
-    for key, option in options.items():
-        value = section.get(key, Value(option.default, "default"))
-        yield f"{indent}  {_line(option.name, typed.get(option.name, option.default), value)}"
-
-
-def _line(name: str, typed: object, written: Value) -> str:
-    for value in (_plain(typed), written.value):
-        try:
-            text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
-        except yaml.representer.RepresenterError:
-            continue
-        text = text.strip().removesuffix("...").strip()  # YAML ends a lone value with dots
-        return f"{name}: {text}  # {written.source}"
-    return f"# {name}: {written.value!r}  # {written.source}"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Time | Path | Url):
-        return str(value)
-    if isinstance(value, enum.Enum):
-        return value.name
-    return list(value) if isinstance(value, tuple | set | frozenset) else value

@@ -17,8 +17,8 @@ from eventloop.cli.output_files import output_path
 from eventloop.cli.printing import write_lines
 from eventloop.distributed.exit_status import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
-from eventloop.files.run_folder import save_tensors
 from eventloop.trainer import Trainer
+from eventloop.training.weight_export import save_tensors
 
 _MOST_SHOWN = 10
 COMMAND = Command(

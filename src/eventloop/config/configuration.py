@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from eventloop.config.config_files import find_pyproject, pyproject_layer, site_rules, yaml_layer
 from eventloop.config.option_types import Value, typed
 from eventloop.config.plugin_flags import Choice, Local, Reason
 from eventloop.config.plugin_rules import KEYS, Rules
@@ -17,9 +18,8 @@ from eventloop.config.value_sources import (
     Kind,
     Layer,
     autoload_of,
-    by_strength,
+    environment_layer,
     example,
-    site_rules,
     spell,
 )
 from eventloop.errors import SettingError, closest, raise_all
@@ -83,7 +83,10 @@ class Configuration:
         given = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
         if not choice.autoload:
             given["autoload"] = Value(False, choice.autoload_reason)
-        layers = by_strength(Layer(kind, given), environ, config_file, directory or Path.cwd())
+        file = [] if config_file is None else [yaml_layer(config_file)]
+        found = find_pyproject(directory or Path.cwd())
+        pyproject = [] if found is None else [pyproject_layer(*found)]
+        layers = [Layer(kind, given), environment_layer(environ), *file, *pyproject]
         return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
 
     @property

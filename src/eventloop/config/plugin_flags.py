@@ -110,10 +110,6 @@ class Choice:
             kind = "unsuitable" if then.kind in ("task", "unsuitable") else "run"
         return Reason(text, kind, "take it in with " + way_in)
 
-    def switches_off(self, name: str) -> bool:
-        """Returns whether `-p no:NAME` was given."""
-        return fold(name) in map(fold, self.off)
-
     @classmethod
     def parse(cls, values: Iterable[str]) -> Choice:
         """Reads the values of `-p`: `NAME`, `no:NAME`, `FILE.py:NAME`, `FILE.py`, `MODULE:NAME`.

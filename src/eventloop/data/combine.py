@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -250,15 +249,6 @@ def tell_epoch(dataloader: Any, epoch: int) -> None:
         set_epoch = getattr(getattr(dataloader, name, None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-
-
-def seed_of_part(seed: int, idx: int) -> int:
-    """Returns a seed for a part, so that two over the same data set don't draw alike.
-
-    The first part has the seed of the whole, the others have one in [0, 2**32).
-    """
-    digest = hashlib.sha256(f"{seed}/{idx}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") if idx else seed
 
 
 def nothing_to_repeat(dataloader: Any) -> TaskError:

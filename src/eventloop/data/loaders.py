@@ -16,7 +16,6 @@ from eventloop.data.combine import (
     Zipped,
     is_endless,
     is_map_style,
-    seed_of_part,
 )
 from eventloop.data.iterable_sources import IterableSource, restored_loader_state
 from eventloop.data.map_style import MapStyleSource
@@ -27,6 +26,7 @@ from eventloop.data.resumable_sources import (
     StatefulSource,
     ZippedSource,
 )
+from eventloop.data.sample_seeds import seed_of_part
 from eventloop.data.sampler_state import Stateful
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators

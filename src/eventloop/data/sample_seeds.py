@@ -35,6 +35,15 @@ _KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
 _ODD = 0xD1342543DE82EF95  # far from any index
 
 
+def seed_of_part(seed: int, idx: int) -> int:
+    """Returns a seed for a part, so that two over the same data set don't draw alike.
+
+    The first part has the seed of the whole, the others have one in [0, 2**32).
+    """
+    digest = hashlib.sha256(f"{seed}/{idx}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") if idx else seed
+
+
 def seeded(
     dataset: Any, collate_fn: Callable[[Any], Any], seeds: SampleSeeds
 ) -> tuple[Any, Callable[[Any], Any]]:

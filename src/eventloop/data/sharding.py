@@ -15,9 +15,8 @@ from eventloop.data.combine import (
     innermost,
     is_map_style,
     known_length,
-    seed_of_part,
 )
-from eventloop.data.sample_seeds import mark_repeats, may_repeat
+from eventloop.data.sample_seeds import mark_repeats, may_repeat, seed_of_part
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
 

@@ -15,20 +15,18 @@ import re
 import shlex
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eventloop.errors import EventloopError, RunFolderError
+from eventloop.errors import RunFolderError
 from eventloop.files import disk
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
 from eventloop.files.disk import CorruptFileError
 from eventloop.fixes import as_set
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from eventloop.urls import Url
 
 # On Windows a folder is looked at, and what is in it is opened by its path.
@@ -287,26 +285,6 @@ def why_no_file(path: Path) -> str:
     if path.exists() and not os.access(path, os.W_OK):
         return "it may not be overwritten"
     return why_no_folder(path.parent)
-
-
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
-    """Writes tensors by name to a file of safetensors; raises EventloopError; returns its path."""
-    from safetensors import SafetensorError  # with torch, which the other functions do without
-    from safetensors.torch import save_file
-
-    if not (reason := why_no_file(path)):
-        copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(copies, path)
-        except (OSError, SafetensorError) as error:
-            reason = str(error)
-    if reason:
-        raise EventloopError(
-            f"the tensors can't be written to {str(path)!r}: {reason}",
-            fix="give another file, `model.safetensors`, say, or free space",
-        )
-    return path
 
 
 def new_run_dir(task_name: str) -> Path:

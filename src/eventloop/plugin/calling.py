@@ -1,4 +1,4 @@
-"""How a plan calls implementations: their arguments, the option `every`, and wrappers."""
+"""How a plan calls implementations: their arguments, and wrappers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
 from eventloop.plugin.blame import blame, fits, misfit, returned_nothing, swallowed
+from eventloop.plugin.hook_intervals import at_intervals
 from eventloop.plugin.order import Implementation
 from eventloop.view import StateView, view_of
 
@@ -38,53 +39,14 @@ def adapted(one: Implementation, state: State) -> Callable[..., Any]:
     """
     argument = _argument(one, state)
     if one.argnames == one.hook.argnames:
-        return _sometimes(one, functools.partial(one.function, argument), state)
+        return at_intervals(one, functools.partial(one.function, argument), state)
     idxs = [one.hook.argnames.index(name) for name in one.argnames]
 
     def pick(*rest: Any) -> Any:
         args = (argument, *rest)
         return one.function(*(args[idx] for idx in idxs))
 
-    return _sometimes(one, pick, state)
-
-
-def _sometimes(
-    one: Implementation, function: Callable[..., Any], state: State
-) -> Callable[..., Any]:
-    """Returns the function with its option `every` applied: runs once for each multiple crossed."""
-    if one.every is None:
-        return function
-    is_due = _due(one, state)
-
-    def now_and_then(*rest: Any) -> Any:
-        return function(*rest) if is_due() else None
-
-    def around(*rest: Any) -> Generator[None, Any, Any]:
-        return (yield from function(*rest)) if is_due() else (yield)
-
-    return around if one.wrapper else now_and_then
-
-
-def _due(one: Implementation, state: State) -> Callable[[], bool]:
-    """Returns whether the current call of an implementation is due by its option `every`."""
-    every, clock = one.every, state.clock
-    assert every is not None
-    last_batch = -1
-
-    def is_due() -> bool:
-        nonlocal last_batch
-        due = clock.crossed(every) and clock.batch != last_batch
-        last_batch = clock.batch if due else last_batch
-        return due
-
-    def is_due_at_first() -> bool:
-        return clock.crossed(every) and not state.microbatch_idx
-
-    if one.hook.declared_by and one.hook.per == "any":
-        return is_due  # a plugin can call its hook several times in a batch
-    if one.hook.per == "microbatch":
-        return is_due_at_first
-    return functools.partial(clock.crossed, every)
+    return at_intervals(one, pick, state)
 
 
 def enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:

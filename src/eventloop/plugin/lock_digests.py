@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.config.value_sources import find_pyproject
+from eventloop.config.config_files import find_pyproject
 from eventloop.errors import Wording
 from eventloop.files import disk
 from eventloop.fixes import shell, switch_off

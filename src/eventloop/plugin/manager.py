@@ -20,6 +20,7 @@ from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.owners import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import GROUPS, Candidate, FlagPlugin, Found, Plugin
+from eventloop.plugin.select import is_switched_off
 from eventloop.plugin.validate import takes_part
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def assemble(
     instances.sort(key=lambda one: (one.role, fold(one.name)))
     names = [one.name for one in instances]
     selected, problems = select_all(configuration, names, candidates)
-    off_names = [one.name for one in instances if configuration.choice.switches_off(one.name)]
+    off_names = [one.name for one in instances if is_switched_off(one.name, configuration.choice)]
     off = [_switched_off(one) for one in instances if one.by == "Task" and one.name in off_names]
     instances = [one for one in instances if one.by != "Task" or one.name not in off_names]
     plugins = []

@@ -103,6 +103,11 @@ def rule_problems(
             )
 
 
+def is_switched_off(name: str, choice: Choice) -> bool:
+    """Returns whether `-p no:NAME` was given."""
+    return fold(name) in map(fold, choice.off)
+
+
 def _decide(
     found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
 ) -> Candidate:
@@ -111,7 +116,7 @@ def _decide(
         return Candidate(found, "off", *reason)
     if found.by_flag:
         return Candidate(found, "active", f"-p {found.entry_point.value}", "flag")
-    if choice.switches_off(found.name):
+    if is_switched_off(found.name, choice):
         return Candidate(found, "off", *_by_flag(f"-p no:{found.name}"))
     if from_file is not None and from_file is not found and from_file.local is not None:
         taken = f"{from_file.local} takes its place"

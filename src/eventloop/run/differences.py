@@ -9,9 +9,12 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from eventloop.errors import ResumeError
+from eventloop.fixes import allowing
 from eventloop.naming import fold
 from eventloop.state import State
 from eventloop.task.schedule_curves import Schedule
+from eventloop.urls import Place
 
 _NOTHING = "none"
 # What changes neither the weights nor what is known of them.
@@ -87,6 +90,22 @@ def plugin_differences(
         ]
         options += config_differences({one["name"]: held[0]}, {one["name"]: held[1]}, one["name"])
     return versions, options
+
+
+def other_configuration(place: Place, differences: Sequence[str]) -> ResumeError:
+    """Returns the error that lists what has changed since the run of a checkpoint began."""
+    return ResumeError(
+        "the run was begun with another configuration",
+        **changed_at(place, differences),
+        fix="start it as it was begun, begin a new one in another run_dir, or accept the "
+        "change: " + allowing("config_change"),
+    )
+
+
+def changed_at(place: Place, lines: Sequence[str]) -> dict[str, Any]:
+    """Returns the details of an error: the checkpoint, and a line for each change."""
+    changed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
+    return {"checkpoint": place, "changed": changed}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eventloop.errors import counted
 from eventloop.plugin.records import Candidate, Found, Plugin
-from eventloop.training.named_metrics import scalars_of
+from eventloop.training.metrics import scalars_of
 from eventloop.urls import Place
 
 # What a row of the history has beside numbers.

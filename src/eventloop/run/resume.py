@@ -22,7 +22,9 @@ from eventloop.mesh import Layout
 from eventloop.naming import fold
 from eventloop.run.differences import (
     MadeWith,
+    changed_at,
     config_differences,
+    other_configuration,
     plugin_differences,
     task_differences,
 )
@@ -154,7 +156,7 @@ class FromCheckpoint(Start):
         if versions:
             raise ResumeError(
                 "the run was begun with other versions of its algorithms",
-                **self._diff([*versions.values()]),
+                **changed_at(self._place, [*versions.values()]),
                 fix="install those versions, or resume with these: "
                 + allowing("plugin_change", next(iter(versions))),
             )
@@ -233,16 +235,7 @@ class FromCheckpoint(Start):
         if self._allowed.config_change:
             self.changes += differences
             return
-        raise ResumeError(
-            "the run was begun with another configuration",
-            **self._diff(differences),
-            fix="start it as it was begun, begin a new one in another run_dir, or accept the "
-            "change: " + allowing("config_change"),
-        )
-
-    def _diff(self, lines: Sequence[str]) -> dict[str, Any]:
-        listed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
-        return {"checkpoint": self._place, "changed": listed}
+        raise other_configuration(self._place, differences)
 
 
 def find_start(

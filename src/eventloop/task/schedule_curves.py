@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from eventloop.errors import SettingError, TaskError
 from eventloop.task.schedulers import position
-from eventloop.training.named_metrics import NamedMetric, followed
+from eventloop.training.metrics import NamedMetric, followed
 
 if TYPE_CHECKING:
     from eventloop.state import State

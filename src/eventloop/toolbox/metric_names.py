@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from eventloop.training.named_metrics import NamedMetric, find_metric, metric_name, named_metrics
+from eventloop.training.metrics import NamedMetric, find_metric, metric_name, named_metrics
 
 __all__ = ["NamedMetric", "find_metric", "metric_name", "named_metrics"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eventloop.hook_markers import hookimpl
 from eventloop.safe_text import one_line
-from eventloop.training.named_metrics import metric_name
+from eventloop.training.metrics import metric_name
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock, Moment, Time

@@ -12,9 +12,9 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
+from eventloop.training.evaluation import is_due
 from eventloop.training.mean_metrics import MeanOf
-from eventloop.training.metrics import compute, loss_in
-from eventloop.training.named_metrics import EVAL, metric_name, scalars_of
+from eventloop.training.metrics import EVAL, compute, loss_in, metric_name, scalars_of
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -40,16 +40,6 @@ class Bookkeeping:
         history: see `Result`.
         loss: of the epoch under way.
     """
-
-    __slots__ = (
-        "_active",
-        "_eval_interval",
-        "_in_fit",
-        "_numbers",
-        "_processes",
-        "history",
-        "loss",
-    )
 
     def __init__(
         self, active: ActivePlugins, processes: Processes, numbers: Numbers, device: torch.device
@@ -89,11 +79,8 @@ class Bookkeeping:
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
-        interval = self._eval_interval
-        if interval is None or not (state.eval_sets or self._active.evaluates):
-            return False
-        clock = state.clock
-        return clock.crossed(interval) or clock.reached(state.until)
+        has_sets = bool(state.eval_sets) or self._active.evaluates
+        return has_sets and is_due(self._eval_interval, state)
 
     @hookimpl
     def should_stop(self, state: State) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +19,7 @@ from eventloop.data.batches import Count
 from eventloop.data.combine import NoData, split_batch
 from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
-from eventloop.errors import NonFiniteError, TaskError, a
-from eventloop.files.run_folder import save_tensors
+from eventloop.errors import TaskError, a
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout
 from eventloop.training.failed_input import note_input
@@ -34,9 +32,8 @@ from eventloop.training.optimizers import (
     wants_closure,
 )
 from eventloop.training.sharded_tensors import clip_, gathered, sharded, slice_of, sliced
-from eventloop.training.tensor_slices import held
+from eventloop.training.weight_export import require_finite, save_tensors
 from eventloop.training.weight_loading import fit_to_load
-from eventloop.training.weight_watch import first_not_finite, trained_names
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -358,7 +355,7 @@ class Defaults:
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
         weights = self._plans.capture_model(state)
-        _require_finite(state, weights)
+        require_finite(state, weights)
         whole = gathered(weights, state.all_gather, keep=state.rank == 0)
         return save_tensors(whole, path) if state.rank == 0 else path
 
@@ -384,27 +381,6 @@ class _FirstKnown:
         """Returns the loss, with the gradients in place."""
         loss, self._loss = self._loss, None
         return self._closure() if loss is None else self._mean(loss)
-
-
-def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
-    """Refuses to export what isn't finite; collective: every rank must call it.
-
-    Raises:
-        NonFiniteError: a parameter isn't, unless `on_bad_loss` is "ignore"; then it is warned of.
-    """
-    mine = first_not_finite(held(weights), trained_names(state.model))
-    name = next((one for one in state.all_gather(mine) if one is not None), None)
-    if name is None:
-        return
-    error = NonFiniteError(
-        f"the weights aren't exported: {name!r} isn't finite",
-        fix="export an earlier checkpoint, `eventloop export CHECKPOINT FILE.safetensors`; with "
-        'on_bad_loss="ignore" they are written all the same',
-    )
-    if state.settings.on_bad_loss == "raise":
-        raise error
-    if state.rank == 0:
-        warnings.warn(f"the exported weights aren't finite: {name!r} is the first", stacklevel=2)
 
 
 def _no_scalar(loss: object) -> TaskError:

@@ -22,6 +22,7 @@ from eventloop.training.metrics import compute
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+    from eventloop.clock import Time
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
@@ -50,6 +51,13 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
             module.training = True
         state.batch = state.outputs = state.eval_name = None
         state.is_logging = was_logging
+
+
+def is_due(interval: Time | None, state: State) -> bool:
+    """Returns whether to evaluate now: at each interval, and at the end of the fit."""
+    return interval is not None and (
+        state.clock.crossed(interval) or state.clock.reached(state.until)
+    )
 
 
 def batches_of(dataloader: Any, what: str) -> Iterator[Any]:

@@ -68,24 +68,6 @@ class Numbers:
         of_set: what is logged while an eval set is under way.
     """
 
-    __slots__ = (
-        "_at",
-        "_compared",
-        "_copies",
-        "_over_ranks",
-        "_parts",
-        "_reductions",
-        "_row",
-        "_rows",
-        "_tensors",
-        "_texts",
-        "_update",
-        "interval",
-        "is_heard",
-        "of_set",
-        "weights",
-    )
-
     def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
         self.interval = interval
         self.is_heard = True

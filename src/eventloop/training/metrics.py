@@ -1,16 +1,22 @@
-"""Metrics: what they receive, and what they return."""
+"""Metrics: what they receive and return, their names in logs and settings, and what a name means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from eventloop.errors import TaskError
+from eventloop.errors import SettingError, TaskError, closest
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+    from eventloop.state import State
+    from eventloop.view import StateView
+
+EVAL = "eval/"
+_OF_TRAINING = ("train", "lr")
 
 
 def is_metric(value: Any) -> bool:
@@ -48,3 +54,142 @@ def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise TaskError(f"metric {name!r} gave a {type(value).__name__}, not a tensor")
     return results
+
+
+def metric_name(eval_set: str, metric: str) -> str:
+    """Returns the name of a number of an eval set, wherever it is written: test/accuracy.
+
+    Of a set that is called as the numbers of training begin, it is eval/train/accuracy.
+    """
+    name = f"{eval_set}/{metric}"
+    return f"{EVAL}{name}" if eval_set in _OF_TRAINING else name
+
+
+def scalars_of(
+    results: Mapping[str, Mapping[str, Tensor]], only: Collection[str] | None = None
+) -> dict[str, float]:
+    """Returns what is one number of the results of eval sets, of these `only`; waits for the device."""
+    return {
+        metric_name(eval_set, name): value.item() if isinstance(value, Tensor) else value
+        for eval_set, values in results.items()
+        if only is None or eval_set in only
+        for name, value in values.items()
+        if not isinstance(value, Tensor) or value.numel() == 1
+    }
+
+
+class NamedMetric(NamedTuple):
+    """A number of an eval set that a setting or a plugin follows.
+
+    Attributes:
+        name: as it is logged: test/accuracy.
+        eval_set: the name of the eval data loader.
+        metric: its name in the results of that set.
+        is_higher: whether higher is better; None where that isn't known.
+    """
+
+    name: str
+    eval_set: str
+    metric: str
+    is_higher: bool | None
+
+    def value(self, results: Mapping[str, Mapping[str, Tensor]], what: str) -> float:
+        """Returns the latest value; waits for the device.
+
+        Args:
+            results: by eval set and metric.
+            what: the setting that names it, for messages.
+
+        Raises:
+            SettingError: there is none, or it is more than one number.
+        """
+        found = results.get(self.eval_set, {})
+        if self.metric not in found:
+            names = ", ".join(metric_name(self.eval_set, name) for name in found) or "nothing"
+            raise SettingError(
+                f"{what} names {self.name!r}, but the evaluation gave {names}",
+                fix="name one of these",
+            )
+        if (value := found[self.metric]).numel() != 1:
+            raise SettingError(
+                f"{what} names {self.name!r}, which is a tensor of shape {tuple(value.shape)}, not "
+                "one number",
+                fix="name another metric, or let this one return its mean",
+            )
+        return float(value)
+
+
+def named_metrics(metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, NamedMetric]:
+    """Returns the metrics of the eval sets by the names of their numbers.
+
+    Args:
+        metrics: by data set, "train" or "eval/NAME": `state.metrics`.
+    """
+    found = [
+        NamedMetric(metric_name(eval_set, metric), eval_set, metric, one.higher_is_better)
+        for dataset, several in metrics.items()
+        if dataset.startswith(EVAL)
+        for eval_set in (dataset.removeprefix(EVAL),)
+        for metric, one in several.items()
+    ]
+    return {one.name: one for one in found}
+
+
+def find_metric(what: str, wanted: str, state: State | StateView, *, also: str = "") -> NamedMetric:
+    """Returns the number of an eval set that a person named, before the first evaluation.
+
+    Args:
+        what: the setting that names it, for messages.
+        wanted: "test/accuracy", or "eval/test/accuracy"; "test/f1.micro" of a metric with several
+            results; "min test/error" where the metric doesn't say what is better, which may also
+            be a number that the task logs.
+        state: whose metrics are built; those of test sets may not be followed.
+        also: what else could have been named, for messages.
+
+    Raises:
+        SettingError: there is none of that name.
+    """
+    direction, _, name = wanted.strip().rpartition(" ")
+    is_higher = {"min": False, "max": True}.get(direction)
+    metrics = {
+        key: one
+        for key, one in state.metrics.items()
+        if key.removeprefix(EVAL) not in state.test_sets
+    }
+    known = named_metrics(metrics)
+    for one in (name, name.removeprefix(EVAL)):
+        whole, _, part = one.rpartition(".")
+        if (found := known.get(one)) is None and (of_whole := known.get(whole)) is not None:
+            found = of_whole._replace(name=one, metric=f"{of_whole.metric}.{part}")
+        if found is not None and not (direction and is_higher is None):
+            return found if is_higher is None else found._replace(is_higher=is_higher)
+    name = name.removeprefix(EVAL)
+    of_sets = {key.removeprefix(EVAL): one for key, one in metrics.items() if key.startswith(EVAL)}
+    for eval_set, of_set in of_sets.items():
+        logged = name.removeprefix(f"{eval_set}/")
+        if is_higher is not None and logged != name and not closest(logged, of_set):
+            return NamedMetric(metric_name(eval_set, logged), eval_set, logged, is_higher)
+    names = [*known, *([also] if also else [])]
+    logged = f"min {name}" if name.partition("/")[0] in of_sets else "min test/kl"
+    raise SettingError(
+        f"{what}: no metric is named {wanted!r}{closest(name, names)}",
+        fix=f"name one of {', '.join(names)}; of what the task logs while it evaluates, say which "
+        f"is better, {logged!r}"
+        if of_sets
+        else "give Task(eval_dataloaders=...)",
+    )
+
+
+def followed(what: str, wanted: str, state: State | StateView) -> NamedMetric:
+    """Returns what `find_metric` finds, with whether higher is better.
+
+    Raises:
+        SettingError: that isn't known, either.
+    """
+    found = find_metric(what, wanted, state)
+    if found.is_higher is None:
+        raise SettingError(
+            f"{what}: the metric {found.name!r} doesn't say whether higher is better",
+            fix=f'write "max {found.name}" or "min {found.name}"',
+        )
+    return found

@@ -65,16 +65,6 @@ class WeightWatch:
         bad_gradients: the batches whose gradients are known to be not finite, from 1.
     """
 
-    __slots__ = (
-        "_good",
-        "_has_warned",
-        "_params",
-        "_processes",
-        "_stops",
-        "_sums",
-        "bad_gradients",
-    )
-
     def __init__(self, processes: Processes, *, stops: bool) -> None:
         self._processes = processes
         self._stops = stops

@@ -12,7 +12,7 @@ import tomlkit
 from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.printing import write_lines
 from eventloop.cli.registry import run_command
-from eventloop.config.value_sources import find_pyproject
+from eventloop.config.config_files import find_pyproject
 from eventloop.errors import SettingError, UsageError, closest
 from eventloop.files import disk
 from eventloop.naming import fold, split_requirement

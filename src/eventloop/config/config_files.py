@@ -1,0 +1,170 @@
+"""Files of configuration: YAML of `--config`, TOML of pyproject.toml and of the site; what each may hold."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eventloop.config.option_types import Value
+from eventloop.config.plugin_flags import Local, is_local
+from eventloop.config.plugin_rules import KEYS
+from eventloop.config.settings import SETTING_NAMES
+from eventloop.config.value_sources import SITE_VARIABLE, Layer
+from eventloop.errors import SettingError, closest
+from eventloop.naming import fold
+from eventloop.safe_text import one_line
+
+_MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
+
+
+def yaml_layer(path: Path) -> Layer:
+    """Reads the file of `--config`, which has the layout of `[tool.eventloop]`.
+
+    Raises:
+        SettingError: it doesn't exist, isn't YAML, or isn't a mapping of that layout.
+    """
+    from eventloop.config import yaml_text
+
+    text = _read(path, max_bytes=yaml_text.MAX_BYTES)
+    try:
+        content = yaml_text.load_yaml(text)
+    except yaml_text.YamlTextError as error:
+        raise _unreadable(path, "YAML", error) from error
+    return _file_layer({} if content is None else content, str(path), path)
+
+
+def pyproject_layer(path: Path, source: str) -> Layer:
+    """Reads `[tool.eventloop]` of a `pyproject.toml`.
+
+    Raises:
+        SettingError: it isn't TOML, or the table isn't as it should be.
+    """
+    content = _read_toml(path)
+    return _file_layer(content.get("tool", {}).get("eventloop", {}), source, path)
+
+
+def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; it has only rules.
+
+    Raises:
+        SettingError: it doesn't exist, isn't TOML, or has other keys.
+    """
+    if not (name := environ.get(SITE_VARIABLE, "")):
+        return {}
+    layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name, Path(name))
+    for key, value in layer.values.items():
+        raise SettingError(
+            f"{SITE_VARIABLE} names a file with {key!r}, but it may hold rules alone"
+            f"{closest(key, KEYS)}",
+            source=value.source,
+            fix=f"leave it out; the rules are {', '.join(KEYS)}",
+        )
+    return dict(layer.rules)
+
+
+def find_pyproject(directory: Path) -> tuple[Path, str] | None:
+    """Finds the nearest `pyproject.toml` upwards, and its path relative to `directory`."""
+    directory = directory.resolve()
+    for folder in (directory, *directory.parents):
+        if (path := folder / "pyproject.toml").is_file():
+            return path, os.path.relpath(path, directory)
+    return None
+
+
+def _file_layer(content: object, source: str, path: Path) -> Layer:
+    top = _mapping(content, "the file", source)
+    rules = {key: Value(top[key], source) for key in KEYS if key in top and key != "plugins"}
+    if isinstance(listed := top.get("plugins"), list):
+        folder = path.resolve().parent
+        rules["plugins"] = Value(
+            [Local(_label(one, source), source, folder) for one in listed], source
+        )
+    values = _flatten({key: value for key, value in top.items() if key not in rules}, source)
+    return Layer("file", values, rules)
+
+
+def _label(value: object, source: str) -> str:
+    if isinstance(value, str) and is_local(value):
+        return value
+    raise SettingError(
+        f"plugins should hold sections of options, or a list of files and modules, but has {value!r}",
+        source=source,
+        fix='write plugins = ["./watch.py:Watch", "package.module:Class"]; what is installed takes '
+        "part by itself",
+    )
+
+
+def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
+    """Returns values by dotted key; a plugin's section can be in `plugins` or at the top."""
+    sections = {"task": top.get("task"), **_mapping(top.get("plugins"), "plugins", source)}
+    values: dict[str, Value] = {}
+    for key, value in top.items():
+        if key in ("task", "plugins"):
+            continue
+        if isinstance(value, Mapping) and fold(key) not in SETTING_NAMES:
+            sections[key] = {**_mapping(sections.get(key), key, source), **value}
+        else:
+            _add(values, key, value, source)
+    for section, options in sections.items():
+        for key, value in _mapping(options, section, source).items():
+            _add(values, f"{section}.{key}", value, source)
+    return values
+
+
+def _mapping(content: object, what: str, source: str) -> Mapping[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise SettingError(
+            f"{what} should hold names with values, not {one_line(repr(content), 100)}",
+            source=source,
+            fix="write settings as `max_duration: 10ep` in YAML, `max_duration = '10ep'` in TOML",
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def _add(values: dict[str, Value], key: str, value: object, source: str) -> None:
+    if fold(key) in values:
+        raise SettingError(f"{key!r} is given twice", source=source, fix="leave one of them out")
+    values[fold(key)] = Value(value, source)
+
+
+def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read(path, named_by).replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
+        raise _unreadable(path, "TOML", error) from error
+
+
+def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) <= max_bytes:
+            return data.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        folder = path.parent
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        raise SettingError(
+            f"there is no file {str(path)!r}{closest(path.name, names)}",
+            folder=folder.resolve(),
+            fix=f"fix or unset the variable {named_by}"
+            if named_by
+            else "give the path of a YAML file, `--config run.yaml`",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, "text", error) from error
+    raise SettingError(
+        f"{one_line(str(path))} has more than {max_bytes:,} bytes, which no configuration needs",
+        fix="name the right file; data belongs into files of its own",
+    )
+
+
+def _unreadable(path: Path, form: str, error: Exception) -> SettingError:
+    return SettingError(
+        f"{one_line(str(path))} can't be read as {form}: {' '.join(str(error).split())}",
+        fix="fix the file",
+    )

@@ -1,0 +1,46 @@
+"""The file of exported weights: tensors come back, and a failure has no traceback of Rust."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from eventloop.errors import EventloopError
+from eventloop.training import weight_export
+from eventloop.training.weight_export import save_tensors
+
+
+def test_tensors_come_back(clean):
+    """Views and tensors with gradients, too."""
+    tensors = {"a": torch.ones(3, 2, requires_grad=True).T, "b": torch.zeros(())}
+
+    path = save_tensors(tensors, clean / "new" / "model.safetensors")
+
+    torch.testing.assert_close(load_file(path), {name: t.detach() for name, t in tensors.items()})
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("No space left")]
+)
+def test_a_full_disk_is_named_with_the_path(error, clean, monkeypatch):
+    """Safetensors raises an error of its own for it."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(weight_export, "save_file", fail)
+
+    with pytest.raises(
+        EventloopError, match=r"written to .*m.safetensors'.*No space left[\s\S]*fix"
+    ):
+        save_tensors({}, clean / "m.safetensors")
+
+
+def test_weights_can_not_be_exported_into_a_folder(make_trainer, clean):
+    """A mistake of the caller's, not of the library that writes."""
+    with pytest.raises(EventloopError, match=rf"can't be written to '{clean}': it is a folder"):
+        make_trainer().export(clean)
