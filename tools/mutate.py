@@ -186,10 +186,10 @@ MUTANTS = {
         "config/test_plugin_flags.py",
     ),
     "no evaluation at the end of a fit": Mutant(
-        "training/bookkeeping.py",
-        "clock.crossed(interval) or clock.reached(state.until)",
-        "clock.crossed(interval)",
-        "training/test_bookkeeping.py",
+        "training/evaluation.py",
+        "state.clock.crossed(interval) or state.clock.reached(state.until)",
+        "state.clock.crossed(interval)",
+        "training/test_evaluation.py",
     ),
     "plugins are closed in the order in which they started": Mutant(
         "plugin/order.py", "        impls.reverse()\n", "", "plugin/test_order.py"
