@@ -187,8 +187,8 @@ MUTANTS = {
     ),
     "no evaluation at the end of a fit": Mutant(
         "training/evaluation.py",
-        "state.clock.crossed(interval) or state.clock.reached(state.until)",
-        "state.clock.crossed(interval)",
+        "clock.crossed(interval) or clock.reached(state.until)",
+        "clock.crossed(interval)",
         "training/test_evaluation.py",
     ),
     "plugins are closed in the order in which they started": Mutant(

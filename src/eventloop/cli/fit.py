@@ -32,7 +32,6 @@ from eventloop.training.metrics import scalars_of
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
-    from eventloop.config.settings import Settings
 
 COMMAND = Command(
     "fit",
@@ -81,7 +80,11 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
     """Trains, and prints a header and a line with the result."""
     configuration = modes.configured(job.configuration)
     settings = configuration.settings(task_defaults_of(task).settings)
-    _require_duration(settings)
+    if settings.max_duration is None:  # before anything is built or printed
+        raise SettingError(
+            "max_duration is not set",
+            fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
+        )
     lines = ProgressLines(write=lambda line: write_lines([line]))
     with (
         crash_report() as active,
@@ -162,19 +165,6 @@ _NOTHING_KEPT = (
     "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
     "writes the weights at the end"
 )
-
-
-def _require_duration(settings: Settings) -> None:
-    """Checks that the run has an end, before anything is built or printed.
-
-    Raises:
-        SettingError: max_duration is not set.
-    """
-    if settings.max_duration is None:
-        raise SettingError(
-            "max_duration is not set",
-            fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
-        )
 
 
 def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:

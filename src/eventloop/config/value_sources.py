@@ -17,7 +17,6 @@ SITE_VARIABLE = "EVENTLOOP_SITE_CONFIG"
 TIMEOUT_VARIABLE = "EVENTLOOP_TIMEOUT_S"
 _NO_SETTINGS = (AUTOLOAD_VARIABLE, SITE_VARIABLE, TIMEOUT_VARIABLE)
 Kind = Literal["flag", "keyword", "variable", "file"]
-_MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from eventloop.data.batches import mover_to
-from eventloop.data.combine import (
-    Cycled,
-    FirstBatches,
-    NoData,
-    Zipped,
-    is_endless,
-    is_map_style,
-)
+from eventloop.data.combine import Cycled, FirstBatches, NoData, Zipped, is_endless, is_map_style
 from eventloop.data.iterable_sources import IterableSource, restored_loader_state
 from eventloop.data.map_style import MapStyleSource
 from eventloop.data.resumable_sources import (

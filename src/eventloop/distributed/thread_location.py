@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import torch
 
-from eventloop.plugin.blame import implementations_of
 from eventloop.plugin.declared_hooks import HOOKS
+from eventloop.plugin.hook_errors import implementations_of
 
 _PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)

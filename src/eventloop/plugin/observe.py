@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eventloop.errors import PluginError, text_of
-from eventloop.plugin.blame import moment_in
+from eventloop.plugin.hook_errors import moment_in
 from eventloop.state import State
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventloop.plugin.blame import moment_in
+from eventloop.plugin.hook_errors import moment_in
 from eventloop.plugin.observe import Observer, caller, instead, with_context
 from eventloop.plugin.order import Implementation
 

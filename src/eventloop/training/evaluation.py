@@ -55,9 +55,8 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
 
 def is_due(interval: Time | None, state: State) -> bool:
     """Returns whether to evaluate now: at each interval, and at the end of the fit."""
-    return interval is not None and (
-        state.clock.crossed(interval) or state.clock.reached(state.until)
-    )
+    clock = state.clock
+    return interval is not None and (clock.crossed(interval) or clock.reached(state.until))
 
 
 def batches_of(dataloader: Any, what: str) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Blame: finds the implementation of a frame, and adds notes to exceptions of implementations.
+"""Errors of implementations: what they returned, who raised an exception; the one that a frame is of.
 
 The map from code to implementations is filled when plans are frozen, and read for a report, so the
 loop records nothing.

@@ -13,7 +13,7 @@ import torch
 
 from eventloop import hookimpl
 from eventloop.distributed.thread_location import line_of_error, line_of_thread
-from eventloop.plugin import blame
+from eventloop.plugin import hook_errors
 from eventloop.plugin.records import Plugin
 
 
@@ -196,7 +196,7 @@ def test_the_map_keeps_no_plugin(plan_of):
     made = with_method()(fails=False)
     code, gone = type(made).batch_end.__code__, weakref.ref(made)
     plan = plan_of("batch_end", Plugin("aa", "algorithm", made))
-    assert code in blame._MAP
+    assert code in hook_errors._MAP
 
     del plan, made
     gc.collect()
