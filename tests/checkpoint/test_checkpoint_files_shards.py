@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
 from eventloop.training.tensor_slices import TensorSlice
 from eventloop_checkpoints.differences import differences
+from eventloop_testing.ranks import crew_of_threads
 
 FACTS = {"moment": {"batch": 3}}
 WHOLE = {
@@ -41,46 +41,6 @@ WHOLE = {
         "adam": {"state": {0: {"step": torch.tensor(4.0), "mean": -torch.arange(35.0).view(7, 5)}}}
     },
 }
-
-
-class Together:
-    """A crew of threads."""
-
-    def __init__(self, world_size):
-        self.world_size = world_size
-        self.barrier = threading.Barrier(world_size, timeout=20)
-        self.values = [None] * world_size
-
-    def gather(self, rank, value):
-        self.values[rank] = value
-        self.barrier.wait()
-        values = list(self.values)
-        self.barrier.wait()
-        return values
-
-
-class Member:
-    """One of a crew of threads."""
-
-    def __init__(self, together, rank):
-        self.rank, self.world_size, self._together = rank, together.world_size, together
-
-    def run(self, step):
-        own = result = None
-        try:
-            result = step()
-        except BaseException as error:  # raised below, when all know
-            own = error
-        outcomes = self._together.gather(self.rank, (result, own))
-        if own is not None:
-            raise own
-        for other, (_, problem) in enumerate(outcomes):
-            if problem is not None:
-                raise CheckpointError(f"rank {other}: {problem}")
-        return [one for one, _ in outcomes] if self.rank == 0 else []
-
-    def first(self, value):
-        return self._together.gather(self.rank, value)[0]
 
 
 def cut(nest, rank, world_size, dim=0):
@@ -106,11 +66,11 @@ def parts_of(rank, world_size, dim=0, whole=WHOLE):
 
 def save(store, world_size=4, batch=3, dim=0, whole=WHOLE):
     """Saves as many ranks do, at once; gives rank 0's place, or raises what it raised."""
-    together = Together(world_size)
+    crew = crew_of_threads(world_size)
 
     def save_one(rank):
         parts = parts_of(rank, world_size, dim, whole)
-        return store.save(batch, parts, FACTS, Member(together, rank))
+        return store.save(batch, parts, FACTS, crew[rank])
 
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(save_one, rank) for rank in range(world_size)]

@@ -20,6 +20,7 @@ import torch
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.manifest import FILE
 from eventloop.checkpoint.store import Store
+from eventloop.distributed.checkpoint_crew import CrewOfRanks
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
 from eventloop.training.tensor_slices import TensorSlice
@@ -31,7 +32,7 @@ CHANGES = ("make_folder", "create", "write", "sync", "sync_folder", "rename", "r
 KILLED, FAILED = 9, 1
 
 
-class Forks:
+class Forks(CrewOfRanks):
     """A crew of processes, of which rank 0 has a pipe to each."""
 
     def __init__(self, rank, pipes):
@@ -42,22 +43,11 @@ class Forks:
                 if owner != rank:
                     end.close()  # so that the end of a process is seen
 
-    def run(self, step):
-        own = result = None
-        try:
-            result = step()
-        except BaseException as error:  # raised below, when all know
-            own = error
-        mine = (result, own and str(own))
-        told = [mine, *(pipe.recv() for pipe in self._pipes[1:])] if self.rank == 0 else []
+    def gather(self, value):
         if self.rank:
-            self._pipes[0].send(mine)
-        problem = self.first(next((why for _, why in told if why), None))
-        if own is not None:
-            raise own
-        if problem is not None:
-            raise CheckpointError(problem)
-        return [one for one, _ in told]
+            self._pipes[0].send(value)
+            return []
+        return [value, *(pipe.recv() for pipe in self._pipes[1:])]
 
     def first(self, value):
         if self.rank:

@@ -14,40 +14,7 @@ from eventloop.files import disk
 from eventloop.training.tensor_slices import TensorSlice
 from eventloop.urls import Url
 from eventloop_remote import RemoteCheckpoints, RemoteFolder
-
-PATIENCE_S = 30.0  # after which a rank that is waited for has left
-
-
-class Threads:
-    """A crew of threads; one that waits for a rank that has left raises `BrokenBarrierError`."""
-
-    def __init__(self, rank, told, barrier):
-        self.rank, self.world_size = rank, len(told)
-        self._told, self._barrier = told, barrier
-
-    def run(self, step):
-        result = own = None
-        try:
-            result = step()
-        except BaseException as error:  # raised below, when all know
-            own = error
-        outcomes = self._exchanged((result, own and f"rank {self.rank}: {own}"))
-        if own is not None:
-            raise own
-        for _, problem in outcomes:
-            if problem:
-                raise CheckpointError(problem)
-        return [] if self.rank else [one for one, _ in outcomes]
-
-    def first(self, value):
-        return self._exchanged(value)[0]
-
-    def _exchanged(self, mine):
-        self._told[self.rank] = mine
-        self._barrier.wait()
-        told = [*self._told]
-        self._barrier.wait()
-        return told
+from eventloop_testing.ranks import crew_of_threads
 
 
 class Broken(RemoteFolder):
@@ -61,14 +28,14 @@ class Broken(RemoteFolder):
 
 def save_on_two(store_of):
     """Saves a tensor in slices on two ranks; gives what each raised."""
-    told, barrier = [None, None], threading.Barrier(2, timeout=PATIENCE_S)
+    crew = crew_of_threads(2)
 
     def save(rank):
         part = TensorSlice(torch.ones(1, 2), (2, 2), (rank, 0))
         parts = {"model": {"w": part}, f"rank{rank}": {"a": rank}}
         threading.current_thread().rank = rank
         try:
-            store_of(rank).save(1, parts, {}, Threads(rank, told, barrier))
+            store_of(rank).save(1, parts, {}, crew[rank])
         except Exception as error:
             return error
 

@@ -37,11 +37,7 @@ def yaml_layer(path: Path) -> Layer:
 
 
 def pyproject_layer(path: Path, source: str) -> Layer:
-    """Reads `[tool.eventloop]` of a `pyproject.toml`.
-
-    Raises:
-        SettingError: it isn't TOML, or the table isn't as it should be.
-    """
+    """Reads `[tool.eventloop]` of a `pyproject.toml`; raises SettingError if it isn't as it should be."""
     content = _read_toml(path)
     return _file_layer(content.get("tool", {}).get("eventloop", {}), source, path)
 

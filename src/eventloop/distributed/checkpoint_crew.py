@@ -52,15 +52,19 @@ class CrewOfRanks(Crew):
             result = step()
         except BaseException as error:  # noqa: BLE001  raised below, when all know
             own = error
-        message = (result, None if own is None else f"rank {self.rank}: {own}")
-        outcomes: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        self._dist.gather_object(message, outcomes, dst=0, group=self._group)
-        problem = self.first(next((why for _, why in outcomes or () if why is not None), None))
+        outcomes = self.gather((result, None if own is None else f"rank {self.rank}: {own}"))
+        problem = self.first(next((why for _, why in outcomes if why is not None), None))
         if own is not None:
             raise own
         if problem is not None:
             raise CheckpointError(problem)
-        return [one for one, _ in outcomes or ()]
+        return [one for one, _ in outcomes]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks on rank 0, and [] on others."""
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        self._dist.gather_object(value, values, dst=0, group=self._group)
+        return values or []
 
     def first(self, value: T) -> T:
         values = [value]

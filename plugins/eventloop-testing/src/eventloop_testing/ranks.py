@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
+from eventloop.distributed.checkpoint_crew import CrewOfRanks
 from eventloop.distributed.exit_status import end_with_launcher, kill_group
 from eventloop.distributed.process_group import rank_variables
 
@@ -134,3 +136,33 @@ def _results(ranks: list[tuple[Any, Connection]], deadline: float, stacks: Path)
                 raise RankError(f"rank {rank} raised\n{value}")
             results[rank] = value
     return [results[rank] for rank in range(len(ranks))]
+
+
+def crew_of_threads(world_size: int) -> list[CrewOfRanks]:
+    """Returns the crew of each rank, for threads that save a checkpoint as so many ranks do.
+
+    One that waits for a thread that has ended raises `threading.BrokenBarrierError`.
+    """
+    values: list[Any] = [None] * world_size
+    barrier = threading.Barrier(world_size, timeout=30)
+    return [_Thread(rank, values, barrier) for rank in range(world_size)]
+
+
+class _Thread(CrewOfRanks):
+    def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.world_size = rank, len(values)
+        self._values, self._barrier = values, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        values = self._exchanged(value)
+        return [] if self.rank else values
+
+    def first(self, value: Any) -> Any:
+        return self._exchanged(value)[0]
+
+    def _exchanged(self, value: Any) -> list[Any]:
+        self._values[self.rank] = value
+        self._barrier.wait()
+        values = [*self._values]
+        self._barrier.wait()
+        return values
