@@ -23,6 +23,8 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Task, Trainer, TrainerBuilder, hookimpl
+from eventloop.config.configuration import Configuration
+from eventloop.config.plugin_flags import Choice
 from eventloop.distributed.process_group import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
@@ -214,3 +216,24 @@ def _call_and_exit(function: Callable[..., int], args: tuple[Any, ...]) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+@pytest.fixture
+def read_configuration(tmp_path):
+    """Reads a configuration of a project's rules, a `--config` file's and a site's."""
+
+    def read(
+        project: str = "", *flags: str, config: str = "", site: str = "", **given
+    ) -> Configuration:
+        (tmp_path / "pyproject.toml").write_text(f"[tool.eventloop]\n{project}")
+        environ = {}
+        if config:
+            (tmp_path / "run.yaml").write_text(config)
+            given["config_file"] = tmp_path / "run.yaml"
+        if site:
+            (tmp_path / "site.toml").write_text(site)
+            environ = {"EVENTLOOP_SITE_CONFIG": str(tmp_path / "site.toml")}
+        choice = Choice.parse(flags)
+        return Configuration.read(directory=tmp_path, environ=environ, choice=choice, **given)
+
+    return read

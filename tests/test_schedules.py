@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from eventloop import schedules
 from eventloop.clock import Clock
 from eventloop.errors import SettingError, TaskError
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop.task.schedule_curves import Course, Schedule
 from eventloop_check import HostReads
 from eventloop_testing import isolated_trainer, tiny_task

@@ -27,7 +27,7 @@ from .hook_markers import (
     hookspec as hookspec,
 )
 from .run.result import Result as Result
-from .run.resume import Allowed as Allowed
+from .run.differences import Allowed as Allowed
 from .signals import is_interruption as is_interruption
 from .state import State as State
 from .task import Task as Task

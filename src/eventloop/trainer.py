@@ -33,9 +33,9 @@ from eventloop.errors import (
 )
 from eventloop.fixes import allowing, as_set
 from eventloop.plugin.lock_digests import first_runs
+from eventloop.run.differences import NOTHING, Allowed
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table
-from eventloop.run.resume import NOTHING, Allowed
 from eventloop.run.start_checks import check_trainable, warn_of_zero_rates
 from eventloop.signals import Signals
 from eventloop.state import State
@@ -145,7 +145,7 @@ class Trainer:
             one
             for one in self.plugins
             if one.role == "algorithm" and one.found and one.found.local is None
-            if not self._run.configuration.insists_on(one.found)
+            if not self._run.configuration.who_insists(one.found)
         ]
         return first_runs(unasked, self.assembly.installed, directory)
 

@@ -26,7 +26,7 @@ import pytest
 from eventloop.cli import main
 from eventloop.distributed.exit_status import details, exit_status, first_line
 from eventloop.files import run_folder
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop_testing.case import isolated_trainer
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from eventloop.checkpoint.states import Generators
 from eventloop.checkpoint.verifying import name_of
 from eventloop.events import EVENTS as ALL_EVENTS
 from eventloop.files import disk
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop_checkpoints.differences import differences
 from eventloop_jsonl import Jsonl
 from eventloop_testing.case import isolated_trainer

@@ -14,7 +14,7 @@ from torch import nn
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify, write_checkpoint
 from eventloop.files import disk
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop_checkpoints.differences import differences
 from eventloop_testing import case, last_checkpoint, run_ranks
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task

@@ -11,10 +11,8 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.declared_hooks import HOOKS
-from eventloop.plugin.owners import Assembly
 from eventloop.plugin.records import Found, Plugin
-from eventloop.plugin.select import problems_of, select
+from eventloop.plugin.select import object_problems, problems_of, select
 
 
 def found(name: str, version: str = "1.0") -> Found:
@@ -26,32 +24,11 @@ INSTALLED = (found("ema", "0.1"), found("mixup"), found("progress"))
 
 
 @pytest.fixture
-def read(tmp_path):
-    """Reads a configuration of a project's rules, a `--config` file's and a site's."""
-
-    def read(
-        project: str = "", *flags: str, config: str = "", site: str = "", **given
-    ) -> Configuration:
-        (tmp_path / "pyproject.toml").write_text(f"[tool.eventloop]\n{project}")
-        environ = {}
-        if config:
-            (tmp_path / "run.yaml").write_text(config)
-            given["config_file"] = tmp_path / "run.yaml"
-        if site:
-            (tmp_path / "site.toml").write_text(site)
-            environ = {"EVENTLOOP_SITE_CONFIG": str(tmp_path / "site.toml")}
-        choice = Choice.parse(flags)
-        return Configuration.read(directory=tmp_path, environ=environ, choice=choice, **given)
-
-    return read
-
-
-@pytest.fixture
-def statuses(read):
+def statuses(read_configuration):
     """Returns what takes part, or why it doesn't, by name."""
 
     def statuses(*args, **kwargs) -> dict[str, str]:
-        configuration = read(*args, **kwargs)
+        configuration = read_configuration(*args, **kwargs)
         selected = chosen(INSTALLED, configuration.choice, configuration.rules)
         return {one.found.name: one.reason or one.status for one in selected}
 
@@ -146,9 +123,9 @@ def test_what_is_required_and_there_takes_part(statuses, specifier):
 @pytest.mark.parametrize(
     "given", [{"site": 'required = ["ema"]'}, {"project": 'required = ["ema"]'}]
 )
-def test_what_is_required_can_not_be_switched_off(read, given):
+def test_what_is_required_can_not_be_switched_off(read_configuration, given):
     """Neither a flag nor another rule does it in silence."""
-    configuration = read(**given)
+    configuration = read_configuration(**given)
     choice = Choice.parse(["no:ema"])
 
     message = refusal(PluginError, chosen, INSTALLED, choice, configuration.rules)
@@ -156,14 +133,14 @@ def test_what_is_required_can_not_be_switched_off(read, given):
     assert "ema is required, but off: -p no:ema" in message
 
 
-def test_required_is_as_good_as_named(statuses, read):
+def test_required_is_as_good_as_named(statuses, read_configuration):
     """A project that switches autoload off says with `required` what it wants."""
     actual = statuses('autoload = false\nrequired = ["ema"]')
 
     assert actual["ema"] == "required, pyproject.toml"
     assert actual["mixup"] == "autoload=false, pyproject.toml"
-    assert read('required = ["ema"]').insists_on(INSTALLED[0])
-    assert not read().insists_on(INSTALLED[0])
+    assert read_configuration('required = ["ema"]').who_insists(INSTALLED[0])
+    assert not read_configuration().who_insists(INSTALLED[0])
 
 
 def test_without_plugins_the_project_requires_none_but_the_site_does(statuses):
@@ -175,60 +152,11 @@ def test_without_plugins_the_project_requires_none_but_the_site_does(statuses):
     assert by_site["ema"].startswith("required, ")
 
 
-def edges(configuration: Configuration, hook: str) -> list[tuple[str, str]]:
-    return [(edge.first, edge.then) for edge in configuration.rules.edges(hook)]
-
-
-def test_order_holds_for_its_hook_or_for_every_hook(read):
-    """Each name runs before all that follow it."""
-    rules = 'order = {before_forward = ["C", "b", "a"], all = ["x", "y"]}'
-    configuration = read(rules)
-
-    assert edges(configuration, "before_forward") == [
-        ("c", "b"),
-        ("c", "a"),
-        ("b", "a"),
-        ("x", "y"),
-    ]
-    assert edges(configuration, "batch_end") == []  # its order comes from batch_start's
-    (edge,) = configuration.rules.edges("batch_start")
-    assert edge.by_user
-    assert edge.declared_by == "order.all in pyproject.toml"
-
-
-def test_the_closer_wish_for_an_order_wins(read):
-    """A hook's entry over that for all hooks, the site's over the project's."""
-    project = 'order = {before_forward = ["b", "a"], all = ["a", "b", "c"]}'
-    configuration = read(project, site='order = {all = ["c", "b"]}')
-
-    assert edges(configuration, "before_forward") == [("c", "b"), ("b", "a")]
-    assert ("b", "c") not in edges(configuration, "batch_end")
-
-
-def test_an_order_of_what_does_not_exist_is_a_problem(read):
-    """A misspelt hook or plugin would leave the order as it was."""
-    rules = read('order = {before_foward = ["ema"], all = ["ema", "mixpu"]}').rules
-
-    first, second = rules.order_problems(Assembly((), (), HOOKS, {}, rules, ("ema", "mixup")))
-
-    assert "no hook has this name; the closest is 'before_forward'" in str(first)
-    assert "order.all names 'mixpu'" in str(second)
-    assert "the closest is 'mixup'" in str(second)
-
-
-def test_an_order_for_every_hook_is_reversed_on_close_and_one_for_close_is_literal(read):
-    """`close` takes down in reverse; who names it means what stands there."""
-    every = read('order = {all = ["ema", "mixup"]}').rules
-    literal = read('order = {close = ["ema", "mixup"]}').rules
-
-    assert [(edge.first, edge.then) for edge in every.edges("close")] == [("mixup", "ema")]
-    assert [(edge.first, edge.then) for edge in every.edges("batch_start")] == [("ema", "mixup")]
-    assert [(edge.first, edge.then) for edge in literal.edges("close")] == [("ema", "mixup")]
-
-
-def test_owners_are_merged_and_the_site_has_the_last_word(read):
+def test_owners_are_merged_and_the_site_has_the_last_word(read_configuration):
     """Tables are merged entry by entry, as those of options."""
-    rules = read('owners = {loss = "a", forward = "a"}', site='owners = {loss = "task"}').rules
+    rules = read_configuration(
+        'owners = {loss = "a", forward = "a"}', site='owners = {loss = "task"}'
+    ).rules
 
     assert {action: value.value for action, value in rules.owners.items()} == {
         "loss": "task",
@@ -251,17 +179,17 @@ def test_owners_are_merged_and_the_site_has_the_last_word(read):
     ],
 )
 @pytest.mark.parametrize("origin", ["project", "site"])
-def test_a_rule_of_another_form_is_refused(read, rule, origin):
+def test_a_rule_of_another_form_is_refused(read_configuration, rule, origin):
     """With where it stands, and how to write it."""
-    message = refusal(SettingError, read, **{origin: rule})
+    message = refusal(SettingError, read_configuration, **{origin: rule})
 
     assert "fix" in message
     assert ("site.toml" if origin == "site" else "pyproject.toml") in message
 
 
-def test_a_site_file_holds_rules_alone(read):
+def test_a_site_file_holds_rules_alone(read_configuration):
     """A default that everything overrules would be no rule."""
-    assert "'seed'" in refusal(SettingError, read, site="seed = 1")
+    assert "'seed'" in refusal(SettingError, read_configuration, site="seed = 1")
 
 
 def test_a_site_file_that_is_not_there_is_an_error(monkeypatch, tmp_path):
@@ -273,18 +201,18 @@ def test_a_site_file_that_is_not_there_is_an_error(monkeypatch, tmp_path):
     assert "EVENTLOOP_SITE_CONFIG" in message
 
 
-def test_rules_are_no_settings(read):
+def test_rules_are_no_settings(read_configuration):
     """They stand among them in the file, and aren't checked as such."""
-    configuration = read('disable = ["mixup"]\nrequired = []\nseed = 3')
+    configuration = read_configuration('disable = ["mixup"]\nrequired = []\nseed = 3')
 
     assert [*configuration.problems({"mixup": None})] == []
     assert configuration.settings().seed == 3
 
 
-def test_a_flag_can_not_name_a_rule(read):
+def test_a_flag_can_not_name_a_rule(read_configuration):
     """`-p no:mixup` is how a rule is said there."""
     with pytest.raises(UsageError, match="no setting is named 'disable'"):
-        read(flags={"disable": "mixup"}).settings()
+        read_configuration(flags={"disable": "mixup"}).settings()
 
 
 def test_names_are_folded(statuses):
@@ -293,11 +221,11 @@ def test_names_are_folded(statuses):
     assert fold("A-b") == "a_b"
 
 
-def test_what_is_handed_over_in_python_obeys_the_site(read):
+def test_what_is_handed_over_in_python_obeys_the_site(read_configuration):
     """A project's rules are about what is installed; a site's are about what runs."""
     plugins = [Plugin("mixup", "algorithm", object(), source="Trainer(algorithms=...)")]
 
-    (problem,) = read(site='disable = ["mixup"]').rules.object_problems(plugins)
+    (problem,) = object_problems(plugins, read_configuration(site='disable = ["mixup"]').rules)
 
     assert "mixup was handed over, but the site switches it off" in str(problem)
-    assert not list(read('disable = ["mixup"]').rules.object_problems(plugins))
+    assert not list(object_problems(plugins, read_configuration('disable = ["mixup"]').rules))

@@ -133,7 +133,7 @@ def test_a_file_that_raises_names_the_flag(watch):
 
 def test_it_was_asked_for(watch):
     """So it can't sleep in silence."""
-    assert Configuration().insists_on(found_local(Local("watch.py:Watch")))
+    assert Configuration().who_insists(found_local(Local("watch.py:Watch")))
 
 
 def test_a_file_can_not_be_switched_off():

@@ -19,7 +19,7 @@ from eventloop.checkpoint.checkpoint_files import (
     verify,
     write_checkpoint,
 )
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task
 

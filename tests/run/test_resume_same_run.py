@@ -18,7 +18,7 @@ from eventloop import ResumeError, Task, Trainer, TrainerBuilder, schedules
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.errors import CheckpointError, UsageError
-from eventloop.run.resume import NOTHING, Allowed
+from eventloop.run.differences import NOTHING, Allowed
 from eventloop_testing.case import tiny_batches, tiny_task
 
 DOUBLES = """

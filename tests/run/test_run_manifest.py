@@ -12,7 +12,7 @@ import torch
 from eventloop.cli import main
 from eventloop.errors import EventloopError, ResumeError
 from eventloop.files import disk
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop.run.run_manifest import write_manifest
 from eventloop_testing import run_ranks
 from eventloop_testing.case import isolated_trainer

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import CheckpointError, SettingError, schedules
-from eventloop.run.resume import Allowed
+from eventloop.run.differences import Allowed
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 VALUES = (5.0, 4.0, 4.0, 3.9999, 4.1, 3.0, 3.1, math.nan, 3.2, 3.3, 3.3, 2.0, 2.5, 2.5, 2.5, 2.5)

@@ -17,7 +17,7 @@ from eventloop.naming import fold
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
-    from eventloop.run.resume import Allowed
+    from eventloop.run.differences import Allowed
 
 _NEGATIVE = re.compile(r"-\.?[0-9].*")
 _WIDTH = 88
@@ -235,7 +235,7 @@ def configuration_of(arguments: Arguments) -> Configuration:
 
 def allowed(arguments: Arguments) -> Allowed:
     """Reads what may differ from the resumed run; names are separated by commas."""
-    from eventloop.run.resume import Allowed  # with torch, which not every command needs
+    from eventloop.run.differences import Allowed  # with torch, which not every command needs
 
     given = arguments.given
     return Allowed(

@@ -144,7 +144,7 @@ def _plugins(
             options[one.found.name] = list(plugin_options(one.target))
             section = configuration.section(one.found.name)
             is_dormant = dormant_reason(one.found, one.target, section) is not None
-            if not is_dormant or configuration.insists_on(one.found):
+            if not is_dormant or configuration.who_insists(one.found):
                 typed_options(one.found, one.target, section)
                 awake.append(one)
         except Exception:  # noqa: BLE001 - `dry_assemble` meets it again, and tells of it

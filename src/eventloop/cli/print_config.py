@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a configuration file; each value has its source as a comment.
+    """Yields the lines of a configuration file, each value with its source as a comment.
 
     Args:
-        task_settings: the task's defaults.
-
-    Raises:
-        SettingError: a setting is invalid.
+        task_settings: the task's defaults, of which an invalid one raises SettingError.
     """
     settings = job.configuration.settings(task_settings)
     for name, value in job.configuration.setting_values(task_settings).items():

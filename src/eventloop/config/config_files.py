@@ -21,11 +21,7 @@ _MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
 
 
 def yaml_layer(path: Path) -> Layer:
-    """Reads the file of `--config`, which has the layout of `[tool.eventloop]`.
-
-    Raises:
-        SettingError: it doesn't exist, isn't YAML, or isn't a mapping of that layout.
-    """
+    """Reads the file of `--config`, laid out as `[tool.eventloop]`; raises SettingError if it isn't."""
     from eventloop.config import yaml_text
 
     text = _read(path, max_bytes=yaml_text.MAX_BYTES)
@@ -43,11 +39,7 @@ def pyproject_layer(path: Path, source: str) -> Layer:
 
 
 def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; it has only rules.
-
-    Raises:
-        SettingError: it doesn't exist, isn't TOML, or has other keys.
-    """
+    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; raises SettingError for all but rules."""
     if not (name := environ.get(SITE_VARIABLE, "")):
         return {}
     layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name, Path(name))

@@ -101,12 +101,11 @@ class Configuration:
         layers = [*self.layers, Layer("keyword", _of_task(task_settings))]
         return replace(self, choice=_choice(self.choice, layers))
 
-    def insists_on(self, found: Found) -> bool:
-        """Returns whether a plugin was requested by name, so it mustn't be left out silently."""
-        return self.who_insists(found) is not None
-
     def who_insists(self, found: Found) -> Reason | None:
-        """Returns what requested a plugin by name: a flag, or `required`; None if nothing did."""
+        """Returns what requested a plugin by name: a flag, or `required`; None if nothing did.
+
+        One that was requested mustn't be left out silently.
+        """
         named = found.entry_point.value if found.by_flag else found.name
         if found.by_flag or fold(named) in map(fold, self.choice.insist):
             return Reason(f"-p {named}", "flag", f"leave {shell('-p', named)} out")

@@ -1,25 +1,16 @@
-"""Rules of a project or site: which plugins are active, in which order, and owners of actions."""
+"""Reads the rules of a project or site about plugins; `plugin/select` and `plugin/order_rules` apply them."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from eventloop.config.option_types import Value
-from eventloop.config.plugin_flags import Cause, Local, Reason
-from eventloop.errors import PluginError, SettingError, closest
-from eventloop.events import HOOKS
-from eventloop.hook_markers import Edge, path_of
+from eventloop.config.plugin_flags import Local, Reason
+from eventloop.errors import SettingError
 from eventloop.naming import fold, is_in_range, split_requirement
 
-if TYPE_CHECKING:
-    from eventloop.plugin.owners import Assembly
-    from eventloop.plugin.records import Plugin
-
 KEYS = ("plugins", "disable", "allow", "required", "order", "owners")
-EVERY_HOOK = "all"
 
 
 @dataclass(frozen=True)
@@ -105,110 +96,11 @@ class Rules:
             site=site_name,
         )
 
-    def ban(self, name: str, *, by_site: bool = False) -> Reason | None:
-        """Returns why a plugin must not be active; None if it can be.
-
-        Args:
-            by_site: whether to consider only the site's rules.
-        """
-        disabled = self.disable.get(fold(name))
-        if disabled and (not by_site or disabled.source == self.site):
-            kind: Cause = "site" if disabled.source == self.site else "rule"
-            return Reason(f"disable, {disabled.source}", kind, f"take {name!r} out of disable")
-        for allowed in self.allow:
-            kind = "site" if allowed.source == self.site else "rule"
-            if (kind == "site" or not by_site) and fold(name) not in map(fold, allowed.value):
-                return Reason(f"not in allow, {allowed.source}", kind, f"add {name!r} to allow")
-        return None
-
     def requires(self, name: str) -> Reason | None:
         """Returns where a plugin is required; None if it isn't."""
         wanted = (one.source for one in self.required if fold(one.name) == fold(name))
         fix = f"take {name!r} out of `required = [...]`"
         return next((Reason(f"required, {source}", "rule", fix) for source in wanted), None)
-
-    def edges(self, hook: str, closes: str | None = None) -> tuple[Edge, ...]:
-        """Returns the configured edges on a hook; each name runs before all that follow it.
-
-        An entry for the hook takes precedence over one for every hook, and the site's over both. A
-        closing event takes its order from its opening event, so entries for every hook don't apply
-        to it. `close` reverses such an entry.
-
-        Args:
-            closes: the event that a plugin's hook closes; known for the core's hooks.
-        """
-        edges: list[Edge] = []
-        closes = HOOKS[hook].closes if hook in HOOKS else closes
-        keys = (hook,) if closes else (hook, EVERY_HOOK)
-        for order in self.orders:
-            for key in keys:
-                if value := order.get(key):
-                    in_reverse = hook == "close" and key == EVERY_HOOK
-                    names = value.value[::-1] if in_reverse else value.value
-                    pairs = itertools.combinations(map(fold, names), 2)
-                    by = f"order.{key} in {value.source}"
-                    edges += [
-                        Edge(*pair, declared_by=by, by_user=True)
-                        for pair in pairs
-                        if path_of(pair[1], pair[0], edges) is None
-                    ]
-        return tuple(edges)
-
-    def unknown_names(self, installed: Collection[str]) -> Iterator[SettingError]:
-        """Finds names in `disable` and `allow` that match no installed plugin.
-
-        A site's file is for many environments, so its names aren't checked.
-        """
-        known = {fold(name) for name in installed}
-        written = [("disable", value) for value in self.disable.values()]
-        written += [("allow", Value(name, one.source)) for one in self.allow for name in one.value]
-        for key, value in written:
-            if value.source != self.site and fold(value.value) not in known:
-                yield SettingError(
-                    f"{key} names {value.value!r}, but no plugin has this name"
-                    f"{closest(value.value, sorted(installed))}",
-                    source=value.source,
-                    fix="fix or remove the name; list what is installed with `eventloop plugins`",
-                )
-
-    def object_problems(self, plugins: Iterable[Plugin]) -> Iterator[PluginError]:
-        """Finds plugins passed in Python that the site forbids."""
-        for plugin in plugins:
-            if reason := self.ban(plugin.name, by_site=True):
-                yield PluginError(
-                    f"{plugin.name} was handed over, but the site switches it off: {reason.text}",
-                    subjects=[plugin],
-                    plugin=plugin.origin,
-                    fix="leave it out; what the site says can't be overruled",
-                )
-
-    def order_problems(self, assembly: Assembly) -> Iterator[PluginError]:
-        """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call."""
-        hooks, plugins, idle = assembly.hooks, assembly.installed, assembly.idle
-        known = {fold(name) for name in plugins}
-        for order in self.orders:
-            for hook, value in order.items():
-                if hook != EVERY_HOOK and not hooks.knows(hook):
-                    yield PluginError(
-                        f"order names {hook!r}, but no hook has this name{hooks.hint(hook)}",
-                        source=value.source,
-                        fix="fix the name; list the hooks with `eventloop plugins hooks`",
-                    )
-                for name in value.value:
-                    if fold(name) not in known and value.source != self.site:
-                        yield PluginError(
-                            f"order.{hook} names {name!r}, but no plugin has this name"
-                            f"{closest(name, sorted(plugins))}",
-                            source=value.source,
-                            fix="fix or remove the name; list what is installed with "
-                            "`eventloop plugins`",
-                        )
-                    elif fold(name) in idle(hook) and value.source != self.site:
-                        yield PluginError(
-                            f"order.{hook} names {name!r}, which doesn't implement {hook}",
-                            source=value.source,
-                            fix="remove the name; `eventloop plugins hooks` lists who does",
-                        )
 
 
 def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:

@@ -72,11 +72,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def as_bool(value: Value) -> bool:
-    """Converts a boolean without importing a parser.
-
-    Raises:
-        SettingError: it isn't a boolean.
-    """
+    """Converts a boolean without importing a parser; raises SettingError if it isn't one."""
     text = str(value.value).lower()
     if text not in (*_YES, *_NO):
         raise SettingError(

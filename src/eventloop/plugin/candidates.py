@@ -173,7 +173,7 @@ def _built(one: Candidate, configuration: Configuration) -> Candidate:
     section = configuration.section(one.found.name)
     values = {key: value for key, value in section.items() if key in options}
     reason = dormant_reason(one.found, one.target, values)
-    if reason and not configuration.insists_on(one.found):
+    if reason and not configuration.who_insists(one.found):
         return dataclasses.replace(one, status="off", reason=reason, kind="option", fix="")
     plugin = configure(one.found, one.target, values)
     if not takes_part(plugin, HOOKS):

@@ -20,7 +20,7 @@ from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.owners import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import GROUPS, Candidate, FlagPlugin, Found, Plugin
-from eventloop.plugin.select import is_switched_off
+from eventloop.plugin.select import is_switched_off, object_problems
 from eventloop.plugin.validate import takes_part
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def assemble(
     participants += [one for one in core if not (is_shown and one.facts.shows_progress)]
     known = (*(one.name for one in found), *names)
     assembly, misfits = arrange(participants, off, rules, known)
-    raise_all([*problems, *failures, *rules.object_problems(instances), *misfits])
+    raise_all([*problems, *failures, *object_problems(instances, rules), *misfits])
     raise_all(refused_by_pluggy(assembly))
     return assembly
 

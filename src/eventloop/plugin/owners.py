@@ -22,6 +22,7 @@ from eventloop.plugin.order import (
     order,
     order_of_owners,
 )
+from eventloop.plugin.order_rules import edges_of, order_problems
 from eventloop.plugin.records import Candidate, Plugin
 from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
 
@@ -186,8 +187,8 @@ def arrange(
             ordered[name] = order(own)
             continue
         opener = by_hook.get(hook.closes or "", [])
-        opener_edges = rules.edges(hook.closes, None) if hook.closes else ()
-        edges = rules.edges(name, hook.closes)
+        opener_edges = edges_of(rules, hook.closes) if hook.closes else ()
+        edges = edges_of(rules, name, hook.closes)
         try:
             ordered[name] = order(own, edges, opener, opener_edges)
         except PluginError as error:
@@ -195,7 +196,7 @@ def arrange(
             ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
     problems += _undecided(ordered)
     assembly = Assembly(tuple(plugins), tuple(off), hooks, ordered, rules, tuple(installed), losers)
-    return assembly, [*problems, *rules.order_problems(assembly)]
+    return assembly, [*problems, *order_problems(assembly)]
 
 
 def refused_by_pluggy(

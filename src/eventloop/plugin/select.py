@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from eventloop import __version__
-from eventloop.config.plugin_flags import Choice, Reason
+from eventloop.config.option_types import Value
+from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
-from eventloop.errors import EventloopError, PluginError, UsageError, closest
+from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest
 from eventloop.fixes import install, pip, shell
 from eventloop.naming import fold, is_in_range
 from eventloop.plugin.name_problems import name_problems
-from eventloop.plugin.records import Candidate, Found
+from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.static_check import foreign_hooks
 
 
@@ -43,7 +44,7 @@ def problems_of(
     rules = rules or Rules()
     return [
         *_unknown_choices(selected, choice, passed),
-        *rules.unknown_names([*(one.found.name for one in selected), *(passed or ())]),
+        *_unknown_names(rules, [*(one.found.name for one in selected), *(passed or ())]),
         *dict.fromkeys(name_problems(selected).values()),
         *rule_problems(selected, choice, rules, passed or ()),
     ]
@@ -70,6 +71,36 @@ def _unknown_choices(
                 "contradict each other",
                 subjects=[one.found],
                 fix="leave one of them out",
+            )
+
+
+def _unknown_names(rules: Rules, installed: Collection[str]) -> Iterator[SettingError]:
+    """Finds names in `disable` and `allow` that match no installed plugin.
+
+    A site's file is for many environments, so its names aren't checked.
+    """
+    known = {fold(name) for name in installed}
+    written = [("disable", value) for value in rules.disable.values()]
+    written += [("allow", Value(name, one.source)) for one in rules.allow for name in one.value]
+    for key, value in written:
+        if value.source != rules.site and fold(value.value) not in known:
+            yield SettingError(
+                f"{key} names {value.value!r}, but no plugin has this name"
+                f"{closest(value.value, sorted(installed))}",
+                source=value.source,
+                fix="fix or remove the name; list what is installed with `eventloop plugins`",
+            )
+
+
+def object_problems(plugins: Iterable[Plugin], rules: Rules) -> Iterator[PluginError]:
+    """Finds plugins passed in Python that the site forbids."""
+    for plugin in plugins:
+        if reason := ban(plugin.name, rules, by_site=True):
+            yield PluginError(
+                f"{plugin.name} was handed over, but the site switches it off: {reason.text}",
+                subjects=[plugin],
+                plugin=plugin.origin,
+                fix="leave it out; what the site says can't be overruled",
             )
 
 
@@ -103,6 +134,23 @@ def rule_problems(
             )
 
 
+def ban(name: str, rules: Rules, *, by_site: bool = False) -> Reason | None:
+    """Returns why a plugin must not be active; None if it can be.
+
+    Args:
+        by_site: whether to consider only the site's rules.
+    """
+    disabled = rules.disable.get(fold(name))
+    if disabled and (not by_site or disabled.source == rules.site):
+        kind: Cause = "site" if disabled.source == rules.site else "rule"
+        return Reason(f"disable, {disabled.source}", kind, f"take {name!r} out of disable")
+    for allowed in rules.allow:
+        kind = "site" if allowed.source == rules.site else "rule"
+        if (kind == "site" or not by_site) and fold(name) not in map(fold, allowed.value):
+            return Reason(f"not in allow, {allowed.source}", kind, f"add {name!r} to allow")
+    return None
+
+
 def is_switched_off(name: str, choice: Choice) -> bool:
     """Returns whether `-p no:NAME` was given."""
     return fold(name) in map(fold, choice.off)
@@ -112,7 +160,7 @@ def _decide(
     found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
 ) -> Candidate:
     """Decides for one plugin; the strongest rule comes first."""
-    if reason := rules.ban(found.name, by_site=True):
+    if reason := ban(found.name, rules, by_site=True):
         return Candidate(found, "off", *reason)
     if found.by_flag:
         return Candidate(found, "active", f"-p {found.entry_point.value}", "flag")
@@ -121,7 +169,7 @@ def _decide(
     if from_file is not None and from_file is not found and from_file.local is not None:
         taken = f"{from_file.local} takes its place"
         return Candidate(found, "off", taken, "flag", from_file.way_out)
-    banned = rules.ban(found.name)
+    banned = ban(found.name, rules)
     if not is_in_range(__version__, found.needs):
         return Candidate(found, "off", *_by_version(found, all_found))
     if fold(found.name) in map(fold, choice.insist):

@@ -77,7 +77,7 @@ def seen_status(
     name, section = one.found.name, configuration.section(one.found.name)
     if seen.problem:
         return "problem", seen.problem
-    if configuration.insists_on(one.found):
+    if configuration.who_insists(one.found):
         lacking = [flag(option, name) for option in seen.needs if fold(option) not in section]
         return (
             ("problem", f"needs {' and '.join(lacking)}") if lacking else (one.status, one.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -32,6 +33,24 @@ _FREE = frozenset(
         "run_dir",
     }
 )
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What may differ from the run that a checkpoint is of.
+
+    Args:
+        config_change: whether settings, options, task and optimizers may differ.
+        plugin_change: algorithms whose version may differ.
+        missing_plugin: algorithms that may be missing; their state is carried over.
+    """
+
+    config_change: bool = False
+    plugin_change: tuple[str, ...] = ()
+    missing_plugin: tuple[str, ...] = ()
+
+
+NOTHING: Allowed = Allowed()
 
 
 def config_differences(
@@ -92,9 +111,11 @@ def plugin_differences(
     return versions, options
 
 
-def other_configuration(place: Place, differences: Sequence[str]) -> ResumeError:
-    """Returns the error that lists what has changed since the run of a checkpoint began."""
-    return ResumeError(
+def accepted(differences: Sequence[str], allowed: Allowed, place: Place) -> Sequence[str]:
+    """Returns the differences from the run of a checkpoint; raises ResumeError if they aren't allowed."""
+    if not differences or allowed.config_change:
+        return differences
+    raise ResumeError(
         "the run was begun with another configuration",
         **changed_at(place, differences),
         fix="start it as it was begun, begin a new one in another run_dir, or accept the "

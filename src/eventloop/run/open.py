@@ -24,7 +24,8 @@ from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.rng import kept_generators, seed_everything, seed_rank
-from eventloop.run.resume import NOTHING, Allowed, find_start
+from eventloop.run.differences import NOTHING, Allowed
+from eventloop.run.resume import find_start
 from eventloop.run.run_manifest import parameters_of
 from eventloop.run.runtime import Run
 from eventloop.run.start_checks import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,11 @@ from eventloop.fixes import allowing, as_set, pip
 from eventloop.mesh import Layout
 from eventloop.naming import fold
 from eventloop.run.differences import (
+    Allowed,
     MadeWith,
+    accepted,
     changed_at,
     config_differences,
-    other_configuration,
     plugin_differences,
     task_differences,
 )
@@ -43,22 +43,6 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """What may differ from the run that a checkpoint is of.
-
-    Args:
-        config_change: whether settings, options, task and optimizers may differ.
-        plugin_change: algorithms whose version may differ.
-        missing_plugin: algorithms that may be missing; their state is carried over.
-    """
-
-    config_change: bool = False
-    plugin_change: tuple[str, ...] = ()
-    missing_plugin: tuple[str, ...] = ()
-
-
-NOTHING: Allowed = Allowed()
 Refused = Sequence[tuple[Place, str]]
 
 
@@ -162,14 +146,14 @@ class FromCheckpoint(Start):
             )
         settings = config_differences(self._then, manifest, "settings")
         task = task_differences(self._then["task"], manifest["task"])
-        self._refuse([*settings, *task, *options])
+        self._accept(*settings, *task, *options)
 
     def load(self, run: Run) -> None:
         """Calls `before_load`, then restores everything; the loop restores the RNG states later."""
         state, hooks, loop, capture = run.state, run.active.plans, run.loop, run.capture
         then, now = self._then, state.manifest
         companions = config_differences(then, now, "companions")
-        self._refuse([*config_differences(then, now, "optimizers"), *companions])
+        self._accept(*config_differences(then, now, "optimizers"), *companions)
         state.manifest = {**state.manifest, "absent": list(self._missing)}
         parts, self._parts = self._parts, None
         assert parts is not None
@@ -209,7 +193,7 @@ class FromCheckpoint(Start):
                 continue
             if name in off:
                 reason = off[name]["reason"]
-                self._refuse([f"{one['name']}: active -> off ({reason})"])
+                self._accept(f"{one['name']}: active -> off ({reason})")
             elif name in map(fold, self._allowed.missing_plugin):
                 self._missing.append(one)
             else:
@@ -225,17 +209,12 @@ class FromCheckpoint(Start):
         new = [one for name, one in now.items() if name not in known]
         self.changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
 
+    def _accept(self, *differences: str) -> None:
+        self.changes += accepted(differences, self._allowed, self._place)
+
     def _algorithms(self) -> Iterator[Mapping[str, Any]]:
         there = (one for one in self._then["plugins"] if one["role"] == "algorithm")
         return itertools.chain(there, self._then.get("absent", ()))
-
-    def _refuse(self, differences: list[str]) -> None:
-        if not differences:
-            return
-        if self._allowed.config_change:
-            self.changes += differences
-            return
-        raise other_configuration(self._place, differences)
 
 
 def find_start(

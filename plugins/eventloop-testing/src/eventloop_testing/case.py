@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop.config.configuration import Configuration
 from eventloop.events import EVENTS
 from eventloop.hook_markers import hookimpl
+from eventloop.run.differences import NOTHING, Allowed
 from eventloop.run.open import Request
-from eventloop.run.resume import NOTHING, Allowed
 from eventloop.task import Task
 from eventloop.trainer import Trainer
 from eventloop_check import Check
