@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 from eventloop import PluginError, RunFolderError, hookimpl
@@ -27,6 +28,12 @@ from eventloop_wandb.offline import _messages
 from eventloop_wandb.plugin import MOMENT, OF_WANDB
 
 COUNTS = ("epoch", "batch", "sample", "token")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def variables_are_read():
+    """W&B reads its variables once in a process, where another module's test may have used it."""
+    wandb.teardown()
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a configuration file, each value with its source as a comment.
-
-    Args:
-        task_settings: the task's defaults, of which an invalid one raises SettingError.
-    """
+    """Yields the lines of a configuration file, each value with its source; raises SettingError."""
     settings = job.configuration.settings(task_settings)
     for name, value in job.configuration.setting_values(task_settings).items():
         yield _line(name, getattr(settings, name), value)

@@ -58,17 +58,16 @@ def order_problems(assembly: Assembly) -> Iterator[PluginError]:
                     source=value.source,
                     fix="fix the name; list the hooks with `eventloop plugins hooks`",
                 )
-            for name in value.value:
+            named = value.value if value.source != assembly.rules.site else ()
+            for name in named:
                 is_known = fold(name) in known
-                if value.source == assembly.rules.site or (
-                    is_known and fold(name) not in idle(hook)
-                ):
+                if is_known and fold(name) not in idle(hook):
                     continue
-                closest_name = closest(name, sorted(plugins))
-                why = f"which doesn't implement {hook}; `eventloop plugins hooks` lists who does"
+                why = f"but no plugin has this name{closest(name, sorted(plugins))}"
+                if is_known:
+                    why = f"which doesn't implement {hook}: see `eventloop plugins hooks`"
                 yield PluginError(
-                    f"order.{hook} names {name!r}, "
-                    + (why if is_known else f"but no plugin has this name{closest_name}"),
+                    f"order.{hook} names {name!r}, {why}",
                     source=value.source,
                     fix="fix or remove the name; list what is installed with `eventloop plugins`",
                 )

@@ -69,6 +69,8 @@ class LossWatch:
         weights: looks at the weights.
     """
 
+    __slots__ = ("_bad", "_copies", "_latest", "_norms", "_pending", "_weights")
+
     def __init__(self, latest: EpochLoss, weights: WeightWatch) -> None:
         self._latest = latest
         self._weights = weights
@@ -198,6 +200,8 @@ class NormWatch:
         losses: where they are kept.
     """
 
+    __slots__ = ("_losses",)
+
     def __init__(self, losses: LossWatch) -> None:
         self._losses = losses
 
@@ -218,6 +222,8 @@ class QuietWatch:
     Args:
         weights: looks at them.
     """
+
+    __slots__ = ("_weights",)
 
     def __init__(self, weights: WeightWatch) -> None:
         self._weights = weights

@@ -41,6 +41,16 @@ class Bookkeeping:
         loss: of the epoch under way.
     """
 
+    __slots__ = (
+        "_active",
+        "_eval_interval",
+        "_in_fit",
+        "_numbers",
+        "_processes",
+        "history",
+        "loss",
+    )
+
     def __init__(
         self, active: ActivePlugins, processes: Processes, numbers: Numbers, device: torch.device
     ) -> None:

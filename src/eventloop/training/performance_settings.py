@@ -134,6 +134,8 @@ class GarbageCollection:
 
     note = ""
 
+    __slots__ = ("_interval", "_num_done", "_was_enabled")
+
     def __init__(self, interval: Time) -> None:
         self._interval = interval
         self._num_done = 0
