@@ -49,6 +49,16 @@ def test_an_order_of_what_does_not_exist_is_a_problem(read_configuration):
     assert "the closest is 'mixup'" in str(second)
 
 
+def test_a_sites_order_may_name_what_is_not_installed(read_configuration):
+    """Its file is for many environments; a hook that doesn't exist is a mistake in any."""
+    site = 'order = {before_foward = ["ema"], all = ["ema", "mixpu"]}'
+    rules = read_configuration(site=site).rules
+
+    (problem,) = order_problems(Assembly((), (), HOOKS, {}, rules, ("ema", "mixup")))
+
+    assert "order names 'before_foward', but no hook has this name" in str(problem)
+
+
 def test_an_order_for_every_hook_is_reversed_on_close_and_one_for_close_is_literal(
     read_configuration,
 ):

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from eventloop.errors import EventloopError
+from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.training import weight_export
 from eventloop.training.weight_export import save_tensors
 
@@ -44,3 +44,19 @@ def test_weights_can_not_be_exported_into_a_folder(make_trainer, clean):
     """A mistake of the caller's, not of the library that writes."""
     with pytest.raises(EventloopError, match=rf"can't be written to '{clean}': it is a folder"):
         make_trainer().export(clean)
+
+
+def test_weights_that_are_not_finite_are_refused_or_warned_of(make_trainer, clean):
+    """A file of NaN is found out when the model is in use."""
+    path = clean / "model.safetensors"
+    refusing, warning = make_trainer(), make_trainer(on_bad_loss="ignore")
+    for trainer in (refusing, warning):
+        with torch.no_grad():
+            next(trainer.state.model.parameters()).fill_(torch.nan)
+
+    with pytest.raises(NonFiniteError, match=r"aren't exported: '.*weight' isn't finite"):
+        refusing.export(path)
+    assert not path.exists()
+    with pytest.warns(UserWarning, match=r"aren't finite: '.*weight' is the first"):
+        warning.export(path)
+    assert path.exists()

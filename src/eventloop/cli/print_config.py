@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a configuration file, each value with its source; raises SettingError."""
+    """Yields a configuration file: values with their sources; an invalid setting raises SettingError."""
     settings = job.configuration.settings(task_settings)
     for name, value in job.configuration.setting_values(task_settings).items():
         yield _line(name, getattr(settings, name), value)

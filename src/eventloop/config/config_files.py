@@ -21,7 +21,7 @@ _MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
 
 
 def yaml_layer(path: Path) -> Layer:
-    """Reads the file of `--config`, laid out as `[tool.eventloop]`; raises SettingError if it isn't."""
+    """Reads the file of `--config`; raises SettingError if it isn't YAML, laid out as `[tool.eventloop]`."""
     from eventloop.config import yaml_text
 
     text = _read(path, max_bytes=yaml_text.MAX_BYTES)
@@ -39,7 +39,7 @@ def pyproject_layer(path: Path, source: str) -> Layer:
 
 
 def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; raises SettingError for all but rules."""
+    """Reads the rules in the TOML file that EVENTLOOP_SITE_CONFIG names; anything else raises SettingError."""
     if not (name := environ.get(SITE_VARIABLE, "")):
         return {}
     layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name, Path(name))

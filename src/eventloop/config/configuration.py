@@ -102,10 +102,7 @@ class Configuration:
         return replace(self, choice=_choice(self.choice, layers))
 
     def who_insists(self, found: Found) -> Reason | None:
-        """Returns what requested a plugin by name: a flag, or `required`; None if nothing did.
-
-        One that was requested mustn't be left out silently.
-        """
+        """Returns what requested a plugin by name, a flag or `required`, so that it isn't left out; or None."""
         named = found.entry_point.value if found.by_flag else found.name
         if found.by_flag or fold(named) in map(fold, self.choice.insist):
             return Reason(f"-p {named}", "flag", f"leave {shell('-p', named)} out")

@@ -1,4 +1,4 @@
-"""Values with their sources, in layers; those of variables. Those of files are in `config_files.py`."""
+"""Layers of values, each with its source; reads environment variables. `config_files.py` reads files."""
 
 from __future__ import annotations
 

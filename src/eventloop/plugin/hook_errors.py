@@ -1,4 +1,4 @@
-"""Errors of implementations: what they returned, who raised an exception; the one that a frame is of.
+"""Errors of hook implementations: wrong results, and which one raised an exception or owns a frame.
 
 The map from code to implementations is filled when plans are frozen, and read for a report, so the
 loop records nothing.

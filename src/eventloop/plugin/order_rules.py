@@ -1,4 +1,4 @@
-"""The order that a project or a site gives to plugins, `[tool.eventloop.order]`: edges, and mistakes."""
+"""The order of plugins that a project or a site sets in `[tool.eventloop.order]`: its edges, its mistakes."""
 
 from __future__ import annotations
 
@@ -64,10 +64,12 @@ def order_problems(assembly: Assembly) -> Iterator[PluginError]:
                 if is_known and fold(name) not in idle(hook):
                     continue
                 why = f"but no plugin has this name{closest(name, sorted(plugins))}"
+                fix = "fix or remove the name; list what is installed with `eventloop plugins`"
                 if is_known:
-                    why = f"which doesn't implement {hook}: see `eventloop plugins hooks`"
+                    why = f"which doesn't implement {hook}"
+                    fix = "remove the name; `eventloop plugins hooks` lists who does"
                 yield PluginError(
                     f"order.{hook} names {name!r}, {why}",
                     source=value.source,
-                    fix="fix or remove the name; list what is installed with `eventloop plugins`",
+                    fix=fix,
                 )
