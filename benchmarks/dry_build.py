@@ -25,7 +25,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore  # nor of this one
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eventloop.toolbox.shards import local
+from eventloop.toolbox import local
 from eventloop_fsdp.deferred_init import give_memory
 from eventloop_fsdp.sharding import parts_of, shard
 from eventloop_tp.plans import plan_of, resolved

@@ -5,9 +5,7 @@ python docs/build_reference.py
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -96,10 +94,6 @@ def _settings_page() -> str:
 
 
 def _toolbox_page() -> str:
-    tools = [
-        importlib.import_module(one.name)
-        for one in pkgutil.iter_modules(toolbox.__path__, "eventloop.toolbox.")
-    ]
     rows = [
         "# What plugins import",
         "",
@@ -111,12 +105,21 @@ def _toolbox_page() -> str:
         "[its own page](../how-to/add-a-command.md) lists.",
         "",
     ]
-    for module in (eventloop, devices, *tools, storage, eventloop_testing):
-        title = "`eventloop`" if module is eventloop else f"`{module.__name__}`"
-        rows += [f"## {title}", "", _first_line(module), "", "| | |", "| --- | --- |"]
-        rows += [f"| `{name}` | {_line_of(module, name)} |" for name in module.__all__]
-        rows += [""]
+    for module in (eventloop, devices, toolbox, storage, eventloop_testing):
+        rows += [f"## `{module.__name__}`", "", _first_line(module), ""]
+        subjects = _toolbox_subjects() if module is toolbox else {"": module.__all__}
+        for subject, names in subjects.items():
+            rows += [subject, ""] * bool(subject) + ["| | |", "| --- | --- |"]
+            rows += [f"| `{name}` | {_line_of(module, name)} |" for name in names] + [""]
     return "\n".join(rows).rstrip() + "\n"
+
+
+def _toolbox_subjects() -> dict[str, list[str]]:
+    """Returns the names of the toolbox by the comment above them in its stub file."""
+    stub = Path(toolbox.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    parts = re.split(r"^# (.+)\n(?=from)", stub, flags=re.MULTILINE)[1:]
+    names = [sorted(re.findall(r"\bas (\w+)", part)) for part in parts[1::2]]
+    return dict(zip(parts[::2], names, strict=True))
 
 
 def _line_of(module: ModuleType, name: str) -> str:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, schedules
-from eventloop.toolbox.state_dicts import weights_at
+from eventloop.toolbox import weights_at
 from eventloop_finetune import Unfreeze, freeze, param_groups
 
 # For `eventloop check-loss`: batch norms compute over the samples that they are given.

@@ -42,7 +42,7 @@ def imported(run_python, statement: str) -> set[str]:
                                        "from eventloop.events import EVENTS, HOOKS",
                                        "from eventloop.plugin.metadata import discover",
                                        "import eventloop.cli",
-                                       "from eventloop.toolbox import messages, run_files, units"])  # fmt: skip
+                                       "from eventloop.toolbox import UNITS, RunFolder, closest, replace_file, switch_off"])  # fmt: skip
 def test_importing_does_not_import_torch(statement, run_python):
     """The command answers, and plugins are discovered, in the time that torch takes to load."""
     assert not imported(run_python, statement) & {"torch", "numpy", "torchmetrics", "jsonargparse"}

@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
-from eventloop.toolbox.shards import sum_over_, total_norm
-from eventloop.toolbox.state_dicts import SavedTensor, TensorSlice
+from eventloop.toolbox import SavedTensor, TensorSlice, sum_over_, total_norm
 from eventloop_testing import isolated_trainer, run_ranks
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))

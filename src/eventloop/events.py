@@ -478,7 +478,7 @@ class Events(Protocol):
             columns, each a list of as many texts, numbers or None.
         May: write them.
         Must not: change `texts`, which all loggers share; print one as it is, since a text may be
-            long and hold control characters: see `eventloop.toolbox.messages.one_line`.
+            long and hold control characters: see `eventloop.toolbox.one_line`.
         """
 
     @hookspec(per="any")

@@ -98,7 +98,7 @@ class State:
             run; an algorithm may move it at `fit_start`, alike on all ranks.
         resumed: whether the epoch under way had begun before this fit.
         is_logging: whether `log` keeps what it is given; False in a prediction, and inside of
-            `eventloop.toolbox.forward_passes.evaluation_mode`.
+            `eventloop.toolbox.evaluation_mode`.
         attempt: how often the current batch was restarted, 0 at first.
         stop_reason: why the run should stop; None while it continues.
         enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
@@ -579,12 +579,12 @@ class State:
         """Returns what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
 
         Collective: every rank must call it, between batches. The tensors are the run's own, on their
-        devices: they change as training continues. `eventloop.toolbox.state_dicts.write_checkpoint`
+        devices: they change as training continues. `eventloop.toolbox.write_checkpoint`
         writes both to a folder, which `resume` takes.
 
         Returns:
             The parts by name, whole on rank 0 and of no use on the others, and the facts. Where the
-            model is in slices, each rank has its own, which `eventloop.toolbox.state_dicts.gathered`
+            model is in slices, each rank has its own, which `eventloop.toolbox.gathered`
             makes whole.
 
         Raises:
@@ -602,7 +602,7 @@ class State:
 
         The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
         for `batch`, or what it was replaced with, and `outputs`. No event fires. Only between
-        microbatches; inside of `eventloop.toolbox.forward_passes.evaluation_mode` it leaves no trace.
+        microbatches; inside of `eventloop.toolbox.evaluation_mode` it leaves no trace.
 
         Args:
             args, kwargs: the hook's arguments after the State, by position or by name; the

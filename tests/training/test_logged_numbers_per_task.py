@@ -12,7 +12,7 @@ from torchmetrics import SumMetric
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.errors import SettingError
-from eventloop.toolbox.forward_passes import evaluation_mode
+from eventloop.toolbox import evaluation_mode
 from eventloop_testing import run_ranks
 
 SIZES = (6, 6, 3)  # the last batch is smaller, as in most data sets

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from eventloop.toolbox.shards import total_norm
+from eventloop.toolbox import total_norm
 from eventloop.training.sharded_tensors import clip_
 from eventloop_testing import run_ranks
 

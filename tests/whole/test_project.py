@@ -107,7 +107,7 @@ def test_the_linter_knows_the_imports_of_a_plugin(folder):
     assert package in contract["source_modules"]
 
 
-PUBLIC = r"eventloop(\.(commands|devices|schedules|storage|toolbox(\.\w+)?))?|eventloop_\w+(\.\w+)*"
+PUBLIC = r"eventloop(\.(commands|devices|schedules|storage|toolbox))?|eventloop_\w+(\.\w+)*"
 
 
 def deep_imports(source: str) -> list[str]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import eventloop_csv
 from eventloop import Moment
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 from eventloop_csv import WideFile
 
 MOMENT = list(Moment._fields)
@@ -102,7 +102,7 @@ def test_rows_are_in_the_file_before_it_is_closed(tmp_path):
     code = """if True:
         import os, pathlib, signal, sys
         from eventloop import Moment
-        from eventloop.toolbox.run_files import RunFolder
+        from eventloop.toolbox import RunFolder
         from eventloop_csv import WideFile
 
         file = WideFile(RunFolder(pathlib.Path(sys.argv[1])), "metrics.csv")

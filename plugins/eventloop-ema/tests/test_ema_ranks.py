@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Allowed
-from eventloop.toolbox.state_dicts import flatten, gathered, read_checkpoint
+from eventloop.toolbox import flatten, gathered, read_checkpoint
 from eventloop_ema import Ema
 from eventloop_fsdp import Fsdp
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import CheckpointError, PluginError, Task, hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.cli.main import main
-from eventloop.toolbox.shards import local
+from eventloop.toolbox import local
 from eventloop_ema import Ema
 from eventloop_finetune import SaveTrained, Unfreeze, freeze
 from eventloop_fsdp import Fsdp

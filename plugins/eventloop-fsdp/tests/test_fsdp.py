@@ -25,7 +25,7 @@ from eventloop import PluginError, Task, hookimpl
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.states import read_states
 from eventloop.data import collated
-from eventloop.toolbox.state_dicts import gathered
+from eventloop.toolbox import gathered
 from eventloop.training.sharded_tensors import sliced
 from eventloop_check import HostReads
 from eventloop_fsdp import Fsdp

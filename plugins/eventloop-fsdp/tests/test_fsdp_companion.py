@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import EventloopError, Task, hookimpl
-from eventloop.toolbox.shards import local
+from eventloop.toolbox import local
 from eventloop_distill import Distill
 from eventloop_ema import Ema
 from eventloop_fsdp import Fsdp

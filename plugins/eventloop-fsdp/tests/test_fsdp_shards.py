@@ -23,7 +23,7 @@ from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk
-from eventloop.toolbox.state_dicts import flatten
+from eventloop.toolbox import flatten
 from eventloop_fsdp import Fsdp
 from eventloop_testing import differences, isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from eventloop import Task, hookimpl
-from eventloop.toolbox.shards import local
+from eventloop.toolbox import local
 from eventloop_grpo import Grpo
 from eventloop_testing import isolated_trainer
 

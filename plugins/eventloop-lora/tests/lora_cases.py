@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from eventloop import Task, hookimpl
-from eventloop.toolbox.shards import local
+from eventloop.toolbox import local
 from eventloop_testing import isolated_trainer
 
 TOKENS = torch.randint(3, 32, (24, 6), generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import PluginError, Task, Trainer, hookimpl
-from eventloop.toolbox.samples import split
+from eventloop.toolbox import split
 from eventloop_mixup import Mixup, draw_lam
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eventloop.toolbox.progress_lines import clock_time, duration, per_second, short
+from eventloop.toolbox import clock_time, duration, per_second, short
 from eventloop_progress.display import printable
 
 

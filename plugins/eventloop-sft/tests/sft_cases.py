@@ -9,7 +9,7 @@ from torch import nn
 
 import eventloop_sft
 from eventloop import Task, hookimpl
-from eventloop.toolbox.shards import sharded
+from eventloop.toolbox import sharded
 from eventloop_testing import isolated_trainer
 
 WORDS = [f"w{idx}" for idx in range(56)]

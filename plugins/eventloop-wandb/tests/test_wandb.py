@@ -14,7 +14,7 @@ import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 from eventloop import PluginError, RunFolderError, hookimpl
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 from eventloop_jsonl import Jsonl
 from eventloop_testing import (
     differences,

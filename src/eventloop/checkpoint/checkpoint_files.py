@@ -237,7 +237,7 @@ class Draft:
             raise CheckpointError(
                 f"'{name}.{next(iter(slices))}' can't be saved: it is a slice of a tensor, of which "
                 "other ranks have the rest",
-                fix="assemble it with `eventloop.toolbox.state_dicts.gathered`",
+                fix="assemble it with `eventloop.toolbox.gathered`",
             )
         if slices:
             self._sharded.append(name)

@@ -26,9 +26,9 @@ from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.lock_digests import NAME, lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
-from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import Trainer
 from eventloop.training.metrics import scalars_of
+from eventloop.training.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock

@@ -176,6 +176,17 @@ def _script() -> dict[str, str]:
     return {"path": name, "digest": f"sha256:{digest}", "source": text if is_short else ""}
 
 
+def announce_off(state: State, way_in: str) -> None:
+    """Writes a line that names the installed algorithms that autoload="callbacks" keeps off.
+
+    Args:
+        way_in: where one is passed to take part, `algorithms=[...]`.
+    """
+    names = sorted(one["name"] for one in state.manifest["off"] if one["kind"] == "autoload")
+    if names and state.rank == 0 and state.settings.autoload == "callbacks":
+        sys.stderr.write(f"eventloop: off, unless passed in {way_in}: {', '.join(names)}\n")
+
+
 class RunFile:
     """Writes `manifest.json` into the folder of a run; a plugin of the core.
 

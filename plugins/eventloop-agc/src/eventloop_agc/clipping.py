@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eventloop.toolbox.shards import groups_of, local, sum_over_
+from eventloop.toolbox import groups_of, local, sum_over_
 
 
 def unit_norms(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from torch import Tensor
 
 from eventloop import TaskError
-from eventloop.toolbox.messages import switch_off
+from eventloop.toolbox import switch_off
 
 if TYPE_CHECKING:
     from eventloop import State

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.toolbox.samples import Microbatches
+from eventloop.toolbox import Microbatches
 from eventloop_chats.tokens import Example
 from eventloop_packing import PackBatch, PackedDataset
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop import TaskError
-from eventloop.toolbox.messages import one_line
+from eventloop.toolbox import one_line
 
 Row = Mapping[str, Any]
 

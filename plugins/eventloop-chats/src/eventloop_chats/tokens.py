@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from eventloop import TaskError
-from eventloop.toolbox.messages import one_line
+from eventloop.toolbox import one_line
 
 IGNORED = -100
 LossOn = Literal["auto", "assistant", "completion", "all"]

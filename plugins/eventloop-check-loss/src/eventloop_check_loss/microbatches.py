@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.toolbox.forward_passes import predictions
-from eventloop.toolbox.samples import num_samples
+from eventloop.toolbox import num_samples, predictions
 from eventloop_check_loss.compare import fingerprints
 from eventloop_check_loss.samples import has_samples
 from eventloop_check_loss.sequences import NotPaddedError, num_counted, real_positions

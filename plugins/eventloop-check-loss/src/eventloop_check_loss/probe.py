@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import hookimpl
-from eventloop.toolbox.samples import Microbatches, map_tensors, num_samples
+from eventloop.toolbox import Microbatches, map_tensors, num_samples
 from eventloop_check_loss.compare import are_same_outputs, compare
 from eventloop_check_loss.documents import NotPackedError, Pack
 from eventloop_check_loss.draws import Draws, switch_off_recurrent_dropout

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop.toolbox.samples import describe, num_samples
+from eventloop.toolbox import describe, num_samples
 
 
 class CannotPickError(ValueError):

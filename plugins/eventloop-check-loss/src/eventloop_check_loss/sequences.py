@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop.toolbox.samples import targets_of
+from eventloop.toolbox import targets_of
 
 IGNORED = -100  # of torch's cross_entropy, and of transformers' labels
 _MASK = "attention_mask"

@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventloop.commands import counted, write_lines, write_table
-from eventloop.toolbox.observers import caller, instead, moment_in, with_context
+from eventloop.toolbox import caller, instead, moment_in, with_context
 from eventloop_check.snapshots import StateSnapshot
 
 if TYPE_CHECKING:
     from eventloop import State
-    from eventloop.toolbox.observers import Implementation
+    from eventloop.toolbox import Implementation
 
 # The core's own, in which the task's model and loss run.
 _TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}

@@ -14,7 +14,7 @@ from composer.core.time import ensure_time
 from composer.devices import Device
 
 from eventloop import SettingError, Time
-from eventloop.toolbox.messages import closest
+from eventloop.toolbox import closest
 from eventloop_composer.times import to_ours
 
 DEFAULTS: Mapping[str, Any] = {

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop import Count, PluginError, State, TaskError, hookimpl
-from eventloop.toolbox.messages import announce_off
+from eventloop.toolbox import announce_off
 from eventloop_composer.encoded import decoded, encoded
 from eventloop_composer.metrics import TrainMetrics, chosen_metrics
 from eventloop_composer.session import Session

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eventloop import PluginError
-from eventloop.toolbox.messages import closest
+from eventloop.toolbox import closest
 
 # Where a name without a module is looked up.
 _SHORT = {

@@ -11,7 +11,7 @@ from composer.core import Time as ComposerTime
 from composer.core import Timestamp, TimeUnit
 
 from eventloop import Time
-from eventloop.toolbox.units import FIELDS
+from eventloop.toolbox import FIELDS
 
 if TYPE_CHECKING:
     from eventloop import Clock, Moment

@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder, switch_off
 from eventloop_csv.wide import Position, WideFile
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eventloop import Moment
-from eventloop.toolbox.run_files import RunFolder, append_whole
+from eventloop.toolbox import RunFolder, append_whole
 
 _MOMENT = list(Moment._fields)
 _SPECIAL = frozenset(',"\r\n')

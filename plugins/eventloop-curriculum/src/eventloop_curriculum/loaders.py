@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.toolbox.samples import map_tensors
+from eventloop.toolbox import map_tensors
 
 _KEPT = ("num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn",
          "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",

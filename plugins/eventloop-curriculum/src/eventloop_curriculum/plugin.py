@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from eventloop import Moment, PluginError, SettingError, State, hookimpl
-from eventloop.toolbox.samples import describe
+from eventloop.toolbox import describe
 from eventloop_curriculum.loaders import remade
 from eventloop_curriculum.steps import Steps
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from eventloop import Moment, Time
-from eventloop.toolbox.units import FIELDS
+from eventloop.toolbox import FIELDS
 
 T = TypeVar("T")
 _AT_THE_START = re.compile(r"0+(?:\.0*)?([a-z]+)")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
-from eventloop.toolbox.forward_passes import predictions
-from eventloop.toolbox.messages import as_option, switch_off
+from eventloop.toolbox import as_option, predictions, switch_off
 from eventloop_distill.softened import class_dim, counted_positions, soft_loss
 from eventloop_distill.teacher import named_teacher, parts_of
 

@@ -10,8 +10,7 @@ from types import ModuleType
 
 from torch import nn
 
-from eventloop.toolbox.run_files import spec_of_file
-from eventloop.toolbox.state_dicts import weights_at
+from eventloop.toolbox import spec_of_file, weights_at
 
 
 def named_teacher(label: str, weights: Path | None = None) -> nn.Module:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from eventloop import State, hookimpl
-from eventloop.toolbox.samples import Microbatches, split
+from eventloop.toolbox import Microbatches, split
 from eventloop_chats.pairs import DOCUMENTS
 from eventloop_chats.tokens import IGNORED
 from eventloop_dpo.losses import Loss, LossOptions, kto_losses, pair_losses

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from eventloop import Moment, Time
-from eventloop.toolbox.units import FIELDS
+from eventloop.toolbox import FIELDS
 
 
 class Since(NamedTuple):

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import SettingError, Time, hookimpl
-from eventloop.toolbox.messages import as_option
-from eventloop.toolbox.metric_names import NamedMetric
+from eventloop.toolbox import NamedMetric, as_option
 from eventloop_early_stopping.patience import Waiting
 from eventloop_early_stopping.watched_metric import WHAT, watched_by
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventloop.toolbox.metric_names import NamedMetric, find_metric, named_metrics
+from eventloop.toolbox import NamedMetric, find_metric, named_metrics
 
 if TYPE_CHECKING:
     from eventloop import StateView

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventloop.toolbox.shards import local, shard_of, sharded, slice_of
+from eventloop.toolbox import local, shard_of, sharded, slice_of
 from eventloop_ema.maths import move
 
 

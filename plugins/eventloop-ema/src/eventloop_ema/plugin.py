@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, SettingError, State, StepOutcome, Time, hookimpl
-from eventloop.toolbox.messages import as_option
-from eventloop.toolbox.units import FIELDS, UNITS
+from eventloop.toolbox import FIELDS, UNITS, as_option
 from eventloop_ema.averages import Averages, averaged_names
 from eventloop_ema.maths import half_life_of, share_of
 

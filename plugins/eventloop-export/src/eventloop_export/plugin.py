@@ -9,9 +9,7 @@ from typing import Any
 from torch import nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
-from eventloop.toolbox.samples import inputs_of, is_pair
-from eventloop.toolbox.shards import sharded, slice_of
-from eventloop.toolbox.state_dicts import gathered
+from eventloop.toolbox import gathered, inputs_of, is_pair, sharded, slice_of
 from eventloop_export.formats import save_onnx, save_program
 
 

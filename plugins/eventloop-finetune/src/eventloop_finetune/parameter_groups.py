@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from eventloop import TaskError, Time, hookimpl
-from eventloop.toolbox.messages import closest
+from eventloop.toolbox import closest
 
 if TYPE_CHECKING:
     from collections.abc import Generator

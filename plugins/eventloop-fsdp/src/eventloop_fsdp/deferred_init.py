@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one (torch 2.13)
 
 from eventloop import SettingError
-from eventloop.toolbox.shards import sharded, shards_like
+from eventloop.toolbox import sharded, shards_like
 
 # What these write doesn't depend on what was there.
 _OVERWRITES = ("normal_", "uniform_", "zero_", "fill_", "copy_", "exponential_", "log_normal_")

@@ -12,11 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
-from eventloop.toolbox.forward_passes import kept_generators
-from eventloop.toolbox.messages import as_option, as_set, switch_off
-from eventloop.toolbox.samples import Microbatches, known_length, map_tensors
-from eventloop.toolbox.shards import Layout
-from eventloop.toolbox.state_dicts import take_from_first
+from eventloop.toolbox import (
+    Layout,
+    Microbatches,
+    as_option,
+    as_set,
+    kept_generators,
+    known_length,
+    map_tensors,
+    switch_off,
+    take_from_first,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import SettingError
-from eventloop.toolbox.shards import shards_like
-from eventloop.toolbox.state_dicts import SavedTensor, saved_weights_at, with_tied
+from eventloop.toolbox import SavedTensor, saved_weights_at, shards_like, with_tied
 
 _MOST_NAMED = 5
 _FIX = "give weights of this model, or load them in the task and leave weights out"
@@ -23,7 +22,7 @@ def load_pretrained(model: nn.Module, path: Path, *, warns: bool = True) -> str:
     What has no name in a state dict, a buffer that isn't persistent say, stays as it is.
 
     Args:
-        path: as `eventloop.toolbox.state_dicts.saved_weights_at` takes it.
+        path: as `eventloop.toolbox.saved_weights_at` takes it.
         warns: whether names that the model lacks are warned of; they are left out.
 
     Returns:

@@ -25,8 +25,7 @@ from torch.distributed.fsdp import (
 )
 
 from eventloop import SettingError
-from eventloop.toolbox.messages import closest
-from eventloop.toolbox.shards import Layout, repeated_layers
+from eventloop.toolbox import Layout, closest, repeated_layers
 
 
 def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.devices import kind_of
-from eventloop.toolbox.forward_passes import evaluation_mode
-from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples, split
+from eventloop.toolbox import (
+    Microbatches,
+    describe,
+    evaluation_mode,
+    map_tensors,
+    num_samples,
+    split,
+)
 
 
 class GradCache:

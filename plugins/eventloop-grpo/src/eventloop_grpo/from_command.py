@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from eventloop import Task, TaskError
-from eventloop.toolbox.messages import as_option
+from eventloop.toolbox import as_option
 from eventloop_chats.rows import read_rows
 from eventloop_chats.tokens import Conversations, made_of_rows
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import PluginError, State, StepOutcome, Time, hookimpl
-from eventloop.toolbox.forward_passes import evaluation_mode
-from eventloop.toolbox.messages import as_option
+from eventloop.toolbox import as_option, evaluation_mode
 from eventloop_grpo.losses import policy_loss, weight_of
 from eventloop_grpo.options import check_options
 from eventloop_grpo.scoring import rows_of, scaled, summed, table_of

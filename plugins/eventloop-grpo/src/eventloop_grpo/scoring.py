@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError
-from eventloop.toolbox.messages import as_option
+from eventloop.toolbox import as_option
 from eventloop_grpo.losses import Scale, advantages_of, centred
 from eventloop_rollouts.rollouts import Rollouts
 

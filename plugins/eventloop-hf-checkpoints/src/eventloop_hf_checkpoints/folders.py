@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventloop.toolbox.forward_passes import kept_generators
-from eventloop.toolbox.state_dicts import weights_at
+from eventloop.toolbox import kept_generators, weights_at
 
 # Folders that aren't whole; a kill may leave them.
 _NEW, _LINKED = ".new-", ".of-"

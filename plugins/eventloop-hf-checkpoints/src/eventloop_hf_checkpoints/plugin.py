@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop import PluginError, StateView, Time, Url, hookimpl
-from eventloop.toolbox.messages import switch_off
+from eventloop.toolbox import switch_off
 from eventloop_hf_checkpoints.background import Background
 from eventloop_hf_checkpoints.folders import (
     Pretrained,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventloop import Moment
-from eventloop.toolbox.run_files import RunFolder, append_whole
+from eventloop.toolbox import RunFolder, append_whole
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _START = '{"name": '

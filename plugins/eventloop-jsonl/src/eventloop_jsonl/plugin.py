@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.toolbox.messages import as_option, switch_off
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder, as_option, switch_off
 from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines, text_lines
 
 if TYPE_CHECKING:

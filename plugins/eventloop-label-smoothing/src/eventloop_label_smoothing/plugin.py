@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from eventloop import State, TaskError, hookimpl
-from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.samples import Microbatches, describe
+from eventloop.toolbox import Microbatches, describe, switch_off
 from eventloop_label_smoothing.smoothing import SmoothedAlreadyError, SmoothedCrossEntropy
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from eventloop import TaskError
-from eventloop.toolbox.messages import one_line
+from eventloop.toolbox import one_line
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eventloop import EventloopError, PluginError, State
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 from eventloop_chats.pairs import PairBatch, Pairs
 from eventloop_language_models.references import Reference
 

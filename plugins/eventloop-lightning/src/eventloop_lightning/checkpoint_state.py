@@ -12,7 +12,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.toolbox.state_dicts import flatten
+from eventloop.toolbox import flatten
 from eventloop_lightning.logger_files import OwnFiles
 from eventloop_lightning.self_log_results import counts_of, put_counts
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import eventloop
 from eventloop import SettingError, State
-from eventloop.toolbox.state_dicts import Checkpoint
+from eventloop.toolbox import Checkpoint
 from eventloop_lightning.checkpoint_state import ELSEWHERE, Keeping
 
 KEY = "eventloop"

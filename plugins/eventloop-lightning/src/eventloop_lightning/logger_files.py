@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from eventloop import State
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 
 _NAME = "lightning.json"
 _MAX_BYTES = 2**24

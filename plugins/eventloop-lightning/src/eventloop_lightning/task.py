@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import Count, PluginError, State, Time, Trainer, hookimpl, is_interruption
-from eventloop.toolbox.messages import announce_off
+from eventloop.toolbox import announce_off
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
 from eventloop_lightning.checkpoint_state import Keeping

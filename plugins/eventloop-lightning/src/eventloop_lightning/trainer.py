@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 import eventloop
 from eventloop import Allowed, ResumeError, SettingError
-from eventloop.toolbox.state_dicts import Checkpoint
+from eventloop.toolbox import Checkpoint
 from eventloop_lightning.accelerator import accelerator_for, take_device
 from eventloop_lightning.fit_loop import FitLoop
 from eventloop_lightning.lightning_checkpoints import checkpoint_in

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from eventloop import EventloopError, TaskError
-from eventloop.toolbox.messages import counted
-from eventloop.toolbox.state_dicts import SavedTensor, saved_weights_at
+from eventloop.toolbox import SavedTensor, counted, saved_weights_at
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MOST_NAMED = 3

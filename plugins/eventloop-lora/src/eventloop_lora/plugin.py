@@ -11,10 +11,16 @@ import torch
 from torch import nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
-from eventloop.toolbox.forward_passes import kept_generators
-from eventloop.toolbox.messages import as_option, closest, one_line
-from eventloop.toolbox.shards import sharded, slice_of
-from eventloop.toolbox.state_dicts import FoundWeights, gathered
+from eventloop.toolbox import (
+    FoundWeights,
+    as_option,
+    closest,
+    gathered,
+    kept_generators,
+    one_line,
+    sharded,
+    slice_of,
+)
 from eventloop_lora.adapters import (
     adapters_of,
     folders_of,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
-from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.samples import describe_pair, is_pair
+from eventloop.toolbox import describe_pair, is_pair, switch_off
 from eventloop_blending import SecondTargets, has_turn
 from eventloop_mixup.mixing import draw_lam, mix
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import Moment, PluginError, hookimpl, is_interruption
-from eventloop.toolbox.messages import as_option, switch_off
+from eventloop.toolbox import as_option, switch_off
 from eventloop_mlflow.beside import Beside
 from eventloop_mlflow.names import (
     POINTS_AT_ONCE,

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 from eventloop_mlflow.names import Point
 
 RUN_DIR = "eventloop.run_dir"

@@ -9,8 +9,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State, StepOutcome, hookimpl
-from eventloop.toolbox.messages import counted
-from eventloop.toolbox.shards import sharded
+from eventloop.toolbox import counted, sharded
 from eventloop_muon.matrices import Weights, split
 from eventloop_muon.whole import whole_matrices
 

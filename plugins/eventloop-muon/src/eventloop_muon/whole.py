@@ -9,7 +9,7 @@ from typing import Any
 # Private: torch has no public way to orthogonalize otherwise (torch 2.13).
 from torch.optim import _muon
 
-from eventloop.toolbox.shards import shard_of, sharded
+from eventloop.toolbox import shard_of, sharded
 
 
 @contextmanager

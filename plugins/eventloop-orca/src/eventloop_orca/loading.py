@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from eventloop import PluginError
-from eventloop.toolbox.messages import closest
-from eventloop.toolbox.run_files import module_of_file
+from eventloop.toolbox import closest, module_of_file
 
 
 def callback_of(given: object) -> object:

@@ -7,8 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from eventloop import CheckpointError, PluginError, State, hookimpl
-from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.state_dicts import flatten
+from eventloop.toolbox import flatten, switch_off
 from eventloop_orca.loading import callback_of
 from eventloop_orca.owned import parts_of_main
 from eventloop_orca.points import Points

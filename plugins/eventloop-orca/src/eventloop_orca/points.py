@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from eventloop import PluginError
-from eventloop.toolbox.messages import closest
+from eventloop.toolbox import closest
 from eventloop_orca.callbacks import MainCallback
 
 # What alone a main callback has.

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from eventloop import PluginError, State, Time
-from eventloop.toolbox.samples import inputs_of, is_pair, targets_of
+from eventloop.toolbox import inputs_of, is_pair, targets_of
 
 
 class _OfIteration:

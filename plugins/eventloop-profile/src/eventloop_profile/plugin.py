@@ -10,8 +10,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, supported_activi
 
 from eventloop import hookimpl
 from eventloop.devices import kind_of
-from eventloop.toolbox.messages import one_line
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder, one_line
 
 if TYPE_CHECKING:
     from eventloop import StateView

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from eventloop.toolbox.progress_lines import Results
+from eventloop.toolbox import Results
 from eventloop_progress.bar import Field, Line
 from eventloop_progress.logged_texts import Text as LoggedText
 from eventloop_progress.logged_texts import lines_of

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from eventloop.toolbox.messages import one_line
-from eventloop.toolbox.progress_lines import short, shortened
+from eventloop.toolbox import one_line, short, shortened
 
 MOST_ROWS, MOST_CHARS = 8, 200
 Text = str | Mapping[str, Sequence[Any]]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from html import escape
 
-from eventloop.toolbox.progress_lines import Results, short
+from eventloop.toolbox import Results, short
 from eventloop_progress.bar import Field
 from eventloop_progress.logged_texts import Text, html_of
 

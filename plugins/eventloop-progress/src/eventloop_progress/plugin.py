@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from eventloop import Moment, hookimpl
-from eventloop.toolbox.progress_lines import (
+from eventloop.toolbox import (
     EpochLine,
     clock_time,
+    known_length,
     mean_loss,
     per_second,
     scalars,
     short,
     shortened,
 )
-from eventloop.toolbox.samples import known_length
 from eventloop_progress.bar import BAR, Field
 from eventloop_progress.display import Display, display_on, printable
 from eventloop_progress.pace import Pace, frac_done

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eventloop.toolbox.progress_lines import Results, short
+from eventloop.toolbox import Results, short
 
 GAP = 2
 NARROWEST = 9

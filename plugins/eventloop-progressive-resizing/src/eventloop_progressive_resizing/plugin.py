@@ -8,10 +8,15 @@ from typing import Any, Literal
 from torch import Tensor
 
 from eventloop import PluginError, State, Time, hookimpl
-from eventloop.toolbox.forward_passes import refusal
-from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.ramp import Ramp
-from eventloop.toolbox.samples import describe_pair, is_pair, with_inputs, with_targets
+from eventloop.toolbox import (
+    Ramp,
+    describe_pair,
+    is_pair,
+    refusal,
+    switch_off,
+    with_inputs,
+    with_targets,
+)
 from eventloop_progressive_resizing.resizing import (
     Size,
     crop,

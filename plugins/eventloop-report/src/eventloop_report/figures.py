@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from eventloop.toolbox.metric_names import metric_name
+from eventloop.toolbox import metric_name
 from eventloop_report.series import Series
 
 # Okabe and Ito's, which colour-blind people tell apart, those that are seen on black and white.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.toolbox.messages import as_option, status_of, switch_off
-from eventloop.toolbox.run_files import RunFolder, why_no_file
+from eventloop.toolbox import RunFolder, as_option, status_of, switch_off, why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
 from eventloop_report.series import Numbers, Series

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eventloop.toolbox.messages import one_line
+from eventloop.toolbox import one_line
 from eventloop_report.page import Table
 
 MAX_TEXTS, MAX_ROWS, MAX_CHARS = 20, 50, 2_000

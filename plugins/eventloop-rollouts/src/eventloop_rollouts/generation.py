@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventloop.toolbox.shards import sharded
+from eventloop.toolbox import sharded
 from eventloop_rollouts.rollouts import Rollouts
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eventloop.toolbox.run_files import spec_of_file
+from eventloop.toolbox import spec_of_file
 
 
 def named_reward(reward: str | Callable[..., Any] | None) -> Callable[..., Any] | None:

@@ -18,8 +18,7 @@ import torch
 
 from eventloop import EventloopError, hookimpl
 from eventloop.devices import kind_of
-from eventloop.toolbox.metric_names import named_metrics
-from eventloop.toolbox.run_files import replace_file
+from eventloop.toolbox import named_metrics, replace_file
 
 if TYPE_CHECKING:
     from eventloop import Result, StateView, Trainer

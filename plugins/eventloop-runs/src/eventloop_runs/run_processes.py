@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Self
 
 from eventloop import PluginError
 from eventloop.commands import Interrupted, Terminated, counted, ending_with_parent, one_line
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 from eventloop_runs.forks import ForkServer, Process
 from eventloop_runs.runs_folder import Outcome, R, RunsFolder, read_json
 

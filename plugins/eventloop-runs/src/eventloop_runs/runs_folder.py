@@ -19,7 +19,7 @@ from eventloop.commands import (
     plugin_differences,
     task_differences,
 )
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 
 _MAX_BYTES = 32 * 2**20
 _OF_JOB = ("task", "settings", "command", "plugins")

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import State, StepOutcome, hookimpl
-from eventloop.toolbox.forward_passes import wants_closure
-from eventloop.toolbox.shards import local
+from eventloop.toolbox import local, wants_closure
 from eventloop_sam.draws import Draws
 from eventloop_sam.sharpness import ascent, buffers_restored, restored
 

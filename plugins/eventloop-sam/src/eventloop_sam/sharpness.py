@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from eventloop.toolbox.shards import local, total_norm
+from eventloop.toolbox import local, total_norm
 
 _TINY = 1e-12  # a gradient of 0 has no direction
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from eventloop import EventloopError, SettingError, State, Time, hookimpl
-from eventloop.toolbox.forward_passes import evaluation_mode
-from eventloop.toolbox.messages import as_option
-from eventloop.toolbox.samples import num_samples, split
+from eventloop.toolbox import as_option, evaluation_mode, num_samples, split
 from eventloop_selective_backprop.selection import draw, per_sample, take
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples
+from eventloop.toolbox import Microbatches, describe, map_tensors, num_samples
 
 
 def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> Tensor:

@@ -7,10 +7,7 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 from eventloop import Count, PluginError, State, Time, hookimpl
-from eventloop.toolbox.forward_passes import refusal
-from eventloop.toolbox.messages import switch_off
-from eventloop.toolbox.ramp import Ramp
-from eventloop.toolbox.samples import inputs_of, split
+from eventloop.toolbox import Ramp, inputs_of, refusal, split, switch_off
 from eventloop_seq_length_warmup.sequences import full_length, length_at, reshape, truncate
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.toolbox.samples import describe, is_pair, map_tensors
+from eventloop.toolbox import describe, is_pair, map_tensors
 
 _TOKENS = "input_ids"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from eventloop import TaskError
-from eventloop.toolbox.generators import host_generators, is_generator, reseed
+from eventloop.toolbox import host_generators, is_generator, reseed
 
 # Functions and methods of torch that draw (2.13): those that take a generator, and those that don't.
 _TAKE_ONE = {

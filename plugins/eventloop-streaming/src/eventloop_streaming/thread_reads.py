@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eventloop.toolbox.samples import map_tensors, reads_batches
+from eventloop.toolbox import map_tensors, reads_batches
 from eventloop_streaming.thread_random_numbers import ThreadsData, fingerprints
 
 

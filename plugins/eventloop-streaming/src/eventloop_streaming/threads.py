@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.toolbox.generators import host_generators
+from eventloop.toolbox import host_generators
 from eventloop_streaming.stream import mixed_bits
 from eventloop_streaming.thread_random_numbers import draws_from_global, noticed
 from eventloop_streaming.thread_reads import Batch, Reader

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from eventloop import SettingError, State, TaskError, Time, hookimpl
-from eventloop.toolbox.messages import as_option, counted
+from eventloop.toolbox import as_option, counted
 from eventloop_swa.statistics import batch_norms, estimating
 from eventloop_swa.swap import in_place
 

@@ -11,7 +11,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import Trial
 
 from eventloop import hookimpl
-from eventloop.toolbox.metric_names import NamedMetric, find_metric
+from eventloop.toolbox import NamedMetric, find_metric
 from eventloop_sweep.storage import STORAGE_VARIABLE, make_pruner, open_storage
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 # quick restart could come before what it goes on from.
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 
 
 class EventFile:

@@ -16,9 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, SettingError, Time, hookimpl
-from eventloop.toolbox.messages import as_option, switch_off
-from eventloop.toolbox.metric_names import named_metrics
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder, as_option, named_metrics, switch_off
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, bounds_on, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from eventloop import PluginError, hookimpl
 from eventloop.devices import kind_of
-from eventloop.toolbox.messages import as_option
+from eventloop.toolbox import as_option
 from eventloop_throughput.flops import ForwardFlops, is_compiled
 from eventloop_throughput.peaks import peak_tflops
 from eventloop_throughput.waits import TRAIN_DATA, Waits

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import nn
 
 from eventloop import SettingError
-from eventloop.toolbox.messages import closest
+from eventloop.toolbox import closest
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather_output"
 SEQUENCE, REPLICATED, SUMMED, DROPOUT = "sequence", "replicated", "replicated_summed", "dropout"

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import SettingError, State, TaskError, hookimpl
-from eventloop.toolbox.messages import as_option, as_set, counted, switch_off
-from eventloop.toolbox.samples import map_tensors
-from eventloop.toolbox.shards import Layout, sharded
+from eventloop.toolbox import Layout, as_option, as_set, counted, map_tensors, sharded, switch_off
 from eventloop_tp.plans import (
     COLWISE,
     DROPOUT,

@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from eventloop import TaskError
-from eventloop.toolbox.shards import sharded, sum_over_
+from eventloop.toolbox import sharded, sum_over_
 from eventloop_tp.plans import (
     COLWISE,
     DROPOUT,

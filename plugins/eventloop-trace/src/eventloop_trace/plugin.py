@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop import hookimpl
-from eventloop.toolbox.messages import one_line
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder, one_line
 from eventloop_trace.spans import Spans
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import Count, State, hookimpl
-from eventloop.toolbox.samples import num_samples
+from eventloop.toolbox import num_samples
 
 _SAMPLES = 16
 

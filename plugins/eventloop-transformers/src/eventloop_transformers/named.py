@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from eventloop import PluginError
-from eventloop.toolbox.messages import closest
+from eventloop.toolbox import closest
 
 ALGORITHMS, CALLBACKS = "eventloop.algorithms", "eventloop.callbacks"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop import Count, State, TaskError, hookimpl
-from eventloop.toolbox.samples import num_samples
+from eventloop.toolbox import num_samples
 from eventloop_transformers.step_end import StepEnd
 from eventloop_transformers.update_batches import Update
 

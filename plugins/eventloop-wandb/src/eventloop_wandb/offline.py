@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder
 
 _MAGIC = b":W&B"
 _NUM_HEADER_BYTES = 7

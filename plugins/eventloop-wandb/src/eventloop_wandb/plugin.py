@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.toolbox.messages import as_option, switch_off
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox import RunFolder, as_option, switch_off
 from eventloop_wandb.config import config_of
 from eventloop_wandb.offline import offline_rows, wait_for_end
 

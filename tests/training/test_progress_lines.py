@@ -4,7 +4,7 @@ import pytest
 
 from eventloop import Time, Trainer
 from eventloop.clock import Clock
-from eventloop.toolbox.progress_lines import EpochLine, ProgressLines
+from eventloop.toolbox import EpochLine, ProgressLines
 
 
 def line(loss=0.412, results=None, samples=3875):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from eventloop.toolbox.forward_passes import refusal
+from eventloop.toolbox import refusal
 
 SMALL, WHOLE = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 8, 8)
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.errors import SettingError
-from eventloop.toolbox.ramp import Ramp
+from eventloop.toolbox import Ramp
 
 NUM_STEPS = 20  # in 4 epochs
 

@@ -1,4 +1,4 @@
-"""Forward passes outside of the loop: tries whether a model accepts given inputs."""
+"""Inputs that a model refuses: found by trying, outside of the loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.rng import kept_generators
-from eventloop.training.evaluation import evaluation_mode
-from eventloop.training.metrics import predictions
-from eventloop.training.optimizers import wants_closure
-
-__all__ = ["evaluation_mode", "kept_generators", "predictions", "refusal", "wants_closure"]
 
 
 def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.view import StateView
 
-__all__ = ["Ramp"]
-
 
 @dataclass(frozen=True)
 class Ramp:

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from eventloop.clock import Clock, Moment, Time
     from eventloop.view import StateView
 
-__all__ = [
-    "EpochLine",
-    "ProgressLines",
-    "clock_time",
-    "duration",
-    "mean_loss",
-    "per_second",
-    "scalars",
-    "short",
-    "shortened",
-]
-
 MOST_CHARS = 100  # of a name
 Results = Mapping[str, Mapping[str, float]]
 

@@ -1,1 +1,0 @@
-"""The toolbox: building blocks for plugins that no hook provides."""
