@@ -20,7 +20,7 @@ from eventloop.errors import PluginError, a, closest
 from eventloop.naming import fold
 from eventloop.rng import kept_generators
 from eventloop.signals import StopReason
-from eventloop.training.logged_numbers import Numbers
+from eventloop.training.logged_numbers import Numbers, copied_number
 from eventloop.training.logged_text import copied_text
 from eventloop.training.metrics import metric_name
 from eventloop.training.weight_digest import digest_of
@@ -326,17 +326,7 @@ class State:
             TypeError: `value` is not a single number.
             ValueError: `reduce` is something else.
         """
-        if reduce not in (None, "mean", "sum"):
-            raise ValueError(f"reduce={reduce!r} is none of None, 'mean', 'sum'")
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                shape = tuple(value.shape)
-                raise TypeError(f"log({name!r}, ...) takes one number, not a tensor of {shape}")
-            if value.is_complex():
-                raise TypeError(f"log({name!r}, ...) takes a real number, not a complex one")
-            value = value.detach().clone()
-        elif not isinstance(value, (int, float)):
-            raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
+        value = copied_number(name, value, reduce)
         if self.eval_name is not None:
             weight = 1 if self.batch is None else self.current_weight()
             self._numbers.of_set.record(name, value, weight, reduce)

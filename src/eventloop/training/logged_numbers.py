@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 Reduction = Literal["mean", "sum"]
 
 
+def copied_number(name: str, value: Number, reduce: Reduction | None) -> Number:
+    """Returns a number, or a copy of a tensor of one, that the caller may change from here on.
+
+    Raises:
+        TypeError: `value` is not a single real number.
+        ValueError: `reduce` is something else.
+    """
+    if reduce not in (None, "mean", "sum"):
+        raise ValueError(f"reduce={reduce!r} is none of None, 'mean', 'sum'")
+    if not isinstance(value, Tensor):
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
+        return value
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise TypeError(f"log({name!r}, ...) takes one number, not a tensor of {shape}")
+    if value.is_complex():
+        raise TypeError(f"log({name!r}, ...) takes a real number, not a complex one")
+    return value.detach().clone()
+
+
 class Share(NamedTuple):
     """A rank's part of a mean over the ranks.
 
