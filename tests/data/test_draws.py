@@ -8,9 +8,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+)
 
-from eventloop.data.draws import Draws
+from eventloop.data.draws import Draws, may_draw
 from eventloop.data.feed import Feed
 from eventloop.data.sample_seeds import SampleSeeds
 from eventloop.distributed.processes import Processes
@@ -230,3 +237,23 @@ def test_no_warning_where_draws_begin_late():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         epoch(Drawing("numpy", 39))
+
+
+class OwnTensors(TensorDataset):
+    def __getitem__(self, idx):
+        return [*super().__getitem__(idx), random.random()]
+
+
+DRAWING = {
+    "a user's": Drawing("python"),
+    "a user's tensors": OwnTensors(torch.arange(4)),
+    "a subset": Subset(Drawing("python"), [1, 2]),
+    "a concatenation": ConcatDataset([[1], Drawing("python")]),
+    "a stack": StackDataset(Drawing("python"), range(40)),
+}
+
+
+@pytest.mark.parametrize("dataset", DRAWING.values(), ids=DRAWING)
+def test_what_a_user_wrote_may_draw(dataset):
+    """That one sample drew nothing says nothing of the next."""
+    assert may_draw(dataset)

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from eventloop.data.feed import Feed
-from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, may_draw, seeded
+from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, seeded
 from eventloop.distributed.processes import Processes
 from eventloop.rng import host_generators
 
@@ -227,30 +227,10 @@ KNOWN = {
 }
 
 
-class OwnTensors(TensorDataset):
-    def __getitem__(self, idx):
-        return [*super().__getitem__(idx), random.random()]
-
-
-DRAWING = {
-    "a user's": Drawing(),
-    "a user's tensors": OwnTensors(torch.arange(4)),
-    "a subset": Subset(Drawing(), [1, 2]),
-    "a concatenation": ConcatDataset([[1], Drawing()]),
-    "a stack": StackDataset(Drawing(4), [1, 2, 3, 4]),
-}
-
-
 @pytest.mark.parametrize("dataset", KNOWN.values(), ids=KNOWN)
 def test_a_data_set_that_is_known_to_draw_nothing_stays_as_it_is(dataset):
     """It costs nothing then."""
     assert seeded(dataset, default_collate, None) == (dataset, default_collate)
-
-
-@pytest.mark.parametrize("dataset", DRAWING.values(), ids=DRAWING)
-def test_what_a_user_wrote_may_draw(dataset):
-    """That one sample drew nothing says nothing of the next."""
-    assert may_draw(dataset)
 
 
 def test_a_data_set_in_a_subset_is_seeded_for_each_sample():

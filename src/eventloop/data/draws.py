@@ -1,17 +1,30 @@
-"""Finds out which of the host's random generators a function draws from, and seeds these alone."""
+"""Which data sets draw random numbers, and from which of the host's generators: these alone are seeded."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
 
+from eventloop.data.in_memory import parts_of
 from eventloop.rng import KeptGenerators, host_generators
 
 Seed = Callable[[int], Any]
 Read = Callable[[Any, Seed | None], Any]
+
+
+def may_draw(dataset: Any) -> bool:
+    """Returns whether reading a data set may draw random numbers: no, if it is known not to."""
+    if parts := parts_of(dataset):
+        return any(map(may_draw, parts))
+    known = (list, tuple, range, dict, Tensor, TensorDataset)
+    numpy = sys.modules.get("numpy")
+    return type(dataset) not in (known if numpy is None else (*known, numpy.ndarray))
 
 
 class Draws:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -18,14 +16,13 @@ from torch.utils.data import (
     SequentialSampler,
     StackDataset,
     Subset,
-    TensorDataset,
     default_collate,
     default_convert,
     get_worker_info,
 )
 
 from eventloop.data.batches import shapes
-from eventloop.data.draws import Draws, Read, Seed
+from eventloop.data.draws import Draws, Read, Seed, may_draw
 from eventloop.data.in_memory import StandIn, parts_of
 from eventloop.errors import TaskError
 from eventloop.rng import KeptGenerators, is_generator, reseed
@@ -57,15 +54,6 @@ def seeded(
     seeds.collates = collate_fn not in _KNOWN_COLLATES
     function = SeededCollate(collate_fn, seeds) if seeds.collates else partial(collate, collate_fn)
     return SeededDataset(dataset, seeds, draws), function
-
-
-def may_draw(dataset: Any) -> bool:
-    """Returns whether reading a data set may draw random numbers: no, if it is known not to."""
-    if parts := parts_of(dataset):
-        return any(map(may_draw, parts))
-    known = (list, tuple, range, dict, Tensor, TensorDataset)
-    numpy = sys.modules.get("numpy")
-    return type(dataset) not in (known if numpy is None else (*known, numpy.ndarray))
 
 
 class SampleSeeds:
