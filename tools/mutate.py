@@ -204,16 +204,14 @@ MUTANTS = {
         "run/resume.py", "capture.generators.go_on)", "lambda state: None)", "run/test_resume.py"
     ),
     "gradients are clipped by value before their norm": Mutant(
-        "training/default_actions.py",
-        "        if settings.clip_norm is not None:\n"
-        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)\n'
-        "        if settings.clip_value is not None:\n"
-        "            nn.utils.clip_grad_value_(params, settings.clip_value)\n",
-        "        if settings.clip_value is not None:\n"
-        "            nn.utils.clip_grad_value_(params, settings.clip_value)\n"
-        "        if settings.clip_norm is not None:\n"
-        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)\n',
-        "training/test_default_actions.py",
+        "training/gradient_clipping.py",
+        '        logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)\n'
+        "    if value is not None:\n"
+        "        nn.utils.clip_grad_value_(held, value)\n",
+        "        if value is not None:\n"
+        "            nn.utils.clip_grad_value_(held, value)\n"
+        '        logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)\n',
+        "training/test_gradient_clipping.py",
     ),
     "schedulers move after a step that was skipped": Mutant(
         "training/grad_scaling.py",

@@ -23,6 +23,7 @@ from eventloop.errors import TaskError, a
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout
 from eventloop.training.failed_input import note_input
+from eventloop.training.gradient_clipping import clip_
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
@@ -31,7 +32,7 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.sharded_tensors import clip_, gathered, sharded, slice_of, sliced
+from eventloop.training.sharded_tensors import gathered, sharded, slice_of, sliced
 from eventloop.training.weight_export import require_finite, save_tensors
 from eventloop.training.weight_loading import fit_to_load
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
-    from eventloop.training.grad_scaling import StepOutcome
+from eventloop.training.grad_scaling import StepOutcome
 
 
 class _Known(NamedTuple):
@@ -250,14 +251,7 @@ class Defaults:
         if settings.clip_norm is None and settings.clip_value is None:
             return {}
         params = [one for one in self._in_order(state, optimizers) if one.grad is not None]
-        if self._has_shards:
-            return clip_(params, settings.clip_norm, settings.clip_value)
-        logged = {}
-        if settings.clip_norm is not None:
-            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)
-        if settings.clip_value is not None:
-            nn.utils.clip_grad_value_(params, settings.clip_value)
-        return logged
+        return clip_(params, settings.clip_norm, settings.clip_value, has_shards=self._has_shards)
 
     def _in_order(self, state: State, optimizers: Mapping[str, Optimizer]) -> list[nn.Parameter]:
         """Returns the parameters of optimizers as the model has them, however they are grouped.

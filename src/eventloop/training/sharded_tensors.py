@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from eventloop.training.tensor_slices import TensorSlice
@@ -77,18 +76,6 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     squares = [norm.to(torch.promote_types(norm.dtype, torch.float32)).square() for norm in norms]
     sum_over_(squares, list(parts))
     return torch.stack(squares).sum().sqrt()
-
-
-def clip_(params: Sequence[Tensor], norm: float | None, value: float | None) -> dict[str, Tensor]:
-    """Clips gradients, also of shards, as `nn.utils` does for plain ones; returns what is logged."""
-    grads = [param.grad for param in params if param.grad is not None]
-    held: Any = [SimpleNamespace(grad=local(grad)) for grad in grads]  # in the place of parameters
-    logged = {} if norm is None else {"grad_norm": total_norm(grads)}
-    if norm is not None:
-        nn.utils.clip_grads_with_norm_(held, norm, logged["grad_norm"])
-    if value is not None:
-        nn.utils.clip_grad_value_(held, value)
-    return logged
 
 
 def slice_of(value: Any, entries: Tensor | None = None) -> Any:
