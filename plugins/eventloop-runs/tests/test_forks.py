@@ -17,6 +17,7 @@ import eventloop_runs
 from eventloop import PluginError
 from eventloop_runs import RunProcesses, RunsFolder, check_rows
 from eventloop_runs.fork_server import num_threads, rng_states, why_not
+from eventloop_testing import run_ranks
 
 HELPER = "import random\n\nDRAWN = random.random()\n"
 TASK = """
@@ -185,20 +186,25 @@ def test_what_a_fork_shares_is_left_to_the_system(tiny, monkeypatch):
     assert not (tiny / "freed.txt").exists()
 
 
-@pytest.mark.about_cpu  # a process with an accelerator is never forked
-def test_an_import_that_does_more_than_define_ends_forking():
-    """A thread would be missing in a fork, and a number that was drawn would be drawn once only."""
-    before = rng_states()
-    assert why_not(num_threads(), before) == ""
-
+def reasons():
+    """Returns what keeps a process from being forked: as it is, with a thread, after a draw."""
+    before, num_before, found = rng_states(), num_threads(), []
+    found.append(why_not(num_before, before))
     timer = threading.Timer(99, print)
-    num_before = num_threads()
     timer.start()
-    assert why_not(num_before, before) == "an import has started threads"
+    found.append(why_not(num_before, before))
     timer.cancel()
     timer.join()
     random.random()
-    assert why_not(num_threads(), before) == "an import has drawn random numbers"
+    return [*found, why_not(num_threads(), before)]
+
+
+@pytest.mark.about_cpu  # a process with an accelerator is never forked
+def test_an_import_that_does_more_than_define_ends_forking():
+    """A thread would be missing in a fork, and a number that was drawn would be drawn once only."""
+    (found,) = run_ranks(reasons, world_size=1)  # a new process, without threads of other tests
+
+    assert found == ["", "an import has started threads", "an import has drawn random numbers"]
 
 
 @pytest.mark.nightly
