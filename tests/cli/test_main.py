@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -39,6 +40,16 @@ def test_an_unknown_command_is_refused_with_the_closest(run):
 
     assert ran.status == 2
     assert ran.err.startswith("UsageError: there is no command 'fti'; the closest is 'fit'\n")
+
+
+def test_the_first_line_of_a_failure_is_what_torchrun_reads(run, tmp_path, monkeypatch):
+    """Its summary, and tables of many runs, need the reason without a search in the log."""
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+
+    ran = run("fti", "tiny.py")
+
+    assert json.loads(file.read_text())["message"] == ran.err.partition("\n")[0]
 
 
 @pytest.mark.parametrize("command", ["fit", "eval", "predict"])

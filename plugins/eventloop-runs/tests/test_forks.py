@@ -107,6 +107,25 @@ def test_a_forked_run_ends_with_the_bits_of_a_new_process(tiny):
     assert weights["a"] == weights["d"] == weights["new"] != weights["c"]
 
 
+FAILING = """
+print("ValueError: the first attempt failed, the second didn't")
+raise LookupError("nothing found")
+"""
+
+
+@pytest.mark.nightly
+def test_the_reason_is_what_fit_raised_not_what_the_task_printed(tiny):
+    """Of a fork and of a new process, which runs of several ranks are."""
+    (tiny / "tiny.py").write_text(TASK + FAILING)
+    runs = [trial("fork"), trial("ranks", "--nproc", "2")]
+    with RunProcesses(RunsFolder(tiny / "here", "trial")) as processes:
+        reasons = {one.run.name: one.reason for one in processes.outcomes(runs)}
+
+    failure = "TaskError: tiny.py raises LookupError: nothing found"
+    assert reasons["fork"] == failure
+    assert reasons["ranks"] in [f"rank {rank}: {failure}" for rank in range(2)]
+
+
 ENDING = """
 import atexit
 import ctypes

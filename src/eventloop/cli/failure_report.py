@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.cli.printing import aligned
@@ -25,14 +28,20 @@ def report(error: BaseException) -> None:
     if in_ranks():
         _report_once(error, text)
     else:
-        sys.stderr.write(text)
+        _write(text)
+
+
+def _write(text: str) -> None:
+    """Writes a report to stderr, and its first line where torchrun reads the message of a process."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": text.partition("\n")[0]}), "ascii")
 
 
 def _report_once(error: BaseException, text: str) -> None:
-    from eventloop.distributed.rank_store import (  # one process needs nothing of them
-        bulletin,
-        wait_until,
-    )
+    from eventloop.distributed.rank_store import bulletin, wait_until  # one process needs none
     from eventloop.distributed.watchdog import GRACE_S, post
 
     board = bulletin()
@@ -48,8 +57,7 @@ def _report_once(error: BaseException, text: str) -> None:
                 return
     except RuntimeError:  # the store is gone, and with it the others
         board = None
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    _write(text)
     if board is not None:
         board.set_reported()
 

@@ -46,7 +46,11 @@ def launch(command: str, argv: Sequence[str], nproc: str) -> int:
     Raises:
         UsageError: `nproc` is not a number of processes, or torchrun has started this one.
     """
-    num = _number(nproc)
+    if not (nproc.isascii() and nproc.isdigit() and int(nproc) > 0):
+        raise UsageError(
+            f"--nproc takes a number of processes, not {nproc!r}", fix="write `--nproc 2`"
+        )
+    num = int(nproc)
     if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
             f"--nproc {nproc}, but torchrun has started this process as one of "
@@ -72,14 +76,6 @@ def without_nproc(argv: Sequence[str]) -> list[str]:
         else:
             remaining.append(word)
     return remaining
-
-
-def _number(nproc: str) -> int:
-    if not (nproc.isascii() and nproc.isdigit() and int(nproc) > 0):
-        raise UsageError(
-            f"--nproc takes a number of processes, not {nproc!r}", fix="write `--nproc 2`"
-        )
-    return int(nproc)
 
 
 def _run(num: int, arguments: list[str]) -> int:
@@ -149,8 +145,7 @@ class _Ranks:
 
     def start(self, command: list[str], variables: dict[str, str]) -> None:
         """Starts a rank in its own session, so that it gets a terminal's Ctrl-C only from here."""
-        environment = os.environ | variables
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
         self.processes.append(process)
 
     @contextmanager

@@ -235,11 +235,8 @@ def _lacks(target: object) -> str:
         return ""
     if problems:
         return problems[0].what
-    return (
-        f"it implements {', '.join(names)}, but not build_model"
-        if names
-        else "no Task and no hook implementations"
-    )
+    without = f"it implements {', '.join(names)}, but not build_model"
+    return without if names else "no Task and no hook implementations"
 
 
 def _guarded(label: str, call: Callable[[], T]) -> T:

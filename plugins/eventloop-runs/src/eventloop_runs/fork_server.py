@@ -107,6 +107,7 @@ class Server:
             child = _Child(run, *_pipe())
             work = self._fork(child, lambda: _train(asked["argv"], child))
             if work is not None:
+                os.environ.update(asked["variables"])
                 os.dup2(log, 1)
                 os.dup2(log, 2)
             return work

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from eventloop.commands import ending_with_parent
 
 _MESSAGE_BYTES = 2**16
+# The variable with the file in which torchrun has its processes write why they failed; `fit` does.
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class Process(Protocol):
@@ -72,17 +74,23 @@ class ForkServer:
         return not self.refusal and self._process.poll() is None
 
     def start(
-        self, argv: Sequence[str], log: int, afresh: Callable[[], subprocess.Popen[bytes]]
+        self,
+        argv: Sequence[str],
+        log: int,
+        error_file: Path,
+        afresh: Callable[[], subprocess.Popen[bytes]],
     ) -> Process:
         """Starts a run.
 
         Args:
             log: the descriptor that it writes to.
+            error_file: where it writes why it failed.
             afresh: starts it as a new process, where it can't be forked after all.
         """
         run = _Fork(self, len(self._runs), afresh)
         self._runs.append(run)
-        message = json.dumps({"run": run.number, "argv": [*argv]}).encode("ascii")
+        asked = {"run": run.number, "argv": [*argv], "variables": {ERROR_FILE: str(error_file)}}
+        message = json.dumps(asked).encode("ascii")
         try:
             self._connection.setblocking(True)
             socket.send_fds(self._connection, [message], [log])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -18,13 +18,11 @@ from typing import Any, Generic, NamedTuple, Self
 from eventloop import PluginError
 from eventloop.commands import Interrupted, Terminated, counted, ending_with_parent, one_line
 from eventloop.toolbox import RunFolder
-from eventloop_runs.forks import ForkServer, Process
+from eventloop_runs.forks import ERROR_FILE, ForkServer, Process
 from eventloop_runs.runs_folder import Outcome, R, RunsFolder, read_json
 
 _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
-# As `eventloop fit` begins its report of a failure.
-_FAILURE = re.compile(r"(?:rank \d+: )?[A-Z]\w*(?:Error|Exception|Exit)(?::.*)?")
 
 
 class Tried(NamedTuple):
@@ -147,6 +145,8 @@ class RunProcesses(Generic[R]):
         self._received: list[int] = []
         self._previous: dict[int, Any] = {}
         self._server: ForkServer | None = None
+        self._errors = TemporaryDirectory(prefix="eventloop-", ignore_cleanup_errors=True)
+        self._num_started = 0
 
     def outcomes(self, runs: Iterable[R]) -> Iterator[Outcome[R]]:
         """Starts runs, and yields what came of each when it ends.
@@ -198,6 +198,7 @@ class RunProcesses(Generic[R]):
             one.process.terminate()
         if self._server is not None:
             self._server.close()
+        self._errors.cleanup()
 
     def _start(self, run: R) -> None:
         """Starts a run, in a session of its own: a terminal's Ctrl-C comes once, from here.
@@ -206,14 +207,17 @@ class RunProcesses(Generic[R]):
         """
         own = [f"--run-dir={self._folder.run_dir(run)}", f"--result={self._folder.result(run)}"]
         argv = [*run.argv, *own]
+        error_file = Path(self._errors.name, f"{self._num_started}.json")
+        self._num_started += 1
         with os.fdopen(self._folder.open_log(run), "ab") as log:
             log_start = log.tell()
-            process = self._forked(run, argv, log.fileno()) or self._fresh(run, argv)
-        self._under_way.append(_Process(run, process, log_start, time.monotonic()))
+            process = self._forked(run, argv, log.fileno(), error_file)
+            process = process or self._fresh(run, argv, error_file)
+        self._under_way.append(_Process(run, process, log_start, error_file, time.monotonic()))
         if self._received:  # after it was asked whether to start another
             process.send_signal(self._received[-1])
 
-    def _forked(self, run: R, argv: Sequence[str], log: int) -> Process | None:
+    def _forked(self, run: R, argv: Sequence[str], log: int, error_file: Path) -> Process | None:
         """Starts a run as a fork; returns None where it must be a new process."""
         if not ForkServer.suits(argv):
             return None
@@ -221,7 +225,8 @@ class RunProcesses(Generic[R]):
             self._server = ForkServer(self._environment, run.argv[1], self._modules)
         if not self._server.is_usable:
             return None
-        return self._server.start(argv, log, lambda: self._fresh(run, argv))
+        afresh = partial(self._fresh, run, argv, error_file)
+        return self._server.start(argv, log, error_file, afresh)
 
     def _wait(self) -> None:
         """Waits a little, or until a fork ends."""
@@ -230,11 +235,11 @@ class RunProcesses(Generic[R]):
         else:
             time.sleep(_POLL_S)
 
-    def _fresh(self, run: R, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _fresh(self, run: R, argv: Sequence[str], error_file: Path) -> subprocess.Popen[bytes]:
         with os.fdopen(self._folder.open_log(run), "ab") as log:
             return subprocess.Popen(
                 _command(argv),
-                env=self._environment,
+                env=self._environment | {ERROR_FILE: str(error_file)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -261,11 +266,13 @@ class _Process(Generic[R]):
 
     Args:
         log_start: where what it writes begins in its log.
+        error_file: where it writes why it failed.
     """
 
     run: R
     process: Process
     log_start: int
+    error_file: Path
     began_at: float
 
     def outcome(self, folder: RunsFolder) -> Outcome[R]:
@@ -282,10 +289,12 @@ class _Process(Generic[R]):
         status = self.process.returncode
         if status < 0:
             return f"ended by {signal.Signals(-status).name}"
+        files = RunFolder(self.error_file.parent)
+        if (error := read_json(files, self.error_file.name)) is not None:
+            return one_line(error["message"])
         text = log.read_bytes()[self.log_start :].decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
-        told = next(filter(_FAILURE.fullmatch, lines), lines[-1] if lines else "")
-        return one_line(told) or f"ended with status {status}"
+        return one_line(lines[-1] if lines else "") or f"ended with status {status}"
 
 
 def _command(argv: Sequence[str]) -> list[str]:
