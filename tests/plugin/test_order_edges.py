@@ -192,7 +192,7 @@ def test_every_neighbour_has_a_reason(plugin, ordered):
     assert [result.reason(*pair) for pair in itertools.pairwise(found)] == [
         "role: task before algorithm",
         "phase: tryfirst before normal",
-        "name",
+        "",
         "edge: declared by a, batch_start",
     ]
 
@@ -208,9 +208,9 @@ def test_close_is_the_reverse_of_everything(plugin, ordered):
 
     assert names(result) == ["y", "x", "b", "a", "task"]
     assert [result.reason(*pair) for pair in itertools.pairwise(result)] == [
-        "name, in reverse",
+        "",
         "role: callback before algorithm",
-        "name, in reverse",
+        "",
         "role: algorithm before task",
     ]
 

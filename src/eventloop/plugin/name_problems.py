@@ -160,7 +160,7 @@ def _nameless(found: Found, who: str, fix: str) -> PluginError:
 
 
 def _distributions(group: Iterable[Found]) -> list[str]:
-    """Returns the distributions of several with their versions; what stands for it where there is none."""
+    """Returns the distributions with their versions; the entry point's value where there is none."""
     return [f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group]
 
 

@@ -88,7 +88,7 @@ class Ordered:
         return len(self.implementations)
 
     def reason(self, first: Implementation, then: Implementation) -> str:
-        """Returns why the first of two neighbours runs before the second."""
+        """Returns why the first of two neighbours runs before the second; "" if only for its name."""
         if _tier(first) != _tier(then):
             return f"role: {_TIER_NAMES[_tier(first)]} before {_TIER_NAMES[_tier(then)]}"
         for edge in self.edges:
@@ -100,7 +100,7 @@ class Ordered:
             return "edge: through another plugin's"
         if first.phase != then.phase:
             return f"phase: {_PHASES[first.phase]} before {_PHASES[then.phase]}"
-        return "name, in reverse" if _is_close(first) else "name"
+        return ""
 
 
 def order(

@@ -292,7 +292,7 @@ def _undecided(ordered: Mapping[str, Ordered]) -> Iterator[PluginError]:
             for owner in several:
                 if owner.plugin.role == "algorithm" and _claims(owner):
                     first, then = sorted([one, owner], key=several.index)
-                    if found.reason(first, then) == "name":
+                    if not found.reason(first, then):
                         yield _named_first(action, one.plugin, owner.plugin)
 
 
@@ -301,7 +301,7 @@ def _named_first(action: str, conditional: Plugin, owner: Plugin) -> PluginError
         f"{conditional.name} may take the action {action} over and {owner.name} always does; nothing "
         "but their names says which is asked first",
         subjects=[conditional, owner],
-        fix=f"declare it in pyproject.toml, or {owner.way_out}:\n"
+        fix="declare it in pyproject.toml, or " + owner.way_out + ":\n"
         f'[tool.eventloop.order]\n{action} = ["{conditional.name}", "{owner.name}"]',
     )
 

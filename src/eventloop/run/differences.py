@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +139,12 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-_NUMBER = re.compile(r"optimizers\.(.+?)\.groups\.(\d+)\.(\w+)")
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Yields the optimizer, the group and the name of each hyperparameter that differs."""
+    for name in then.keys() & now.keys():
+        pairs = zip(then[name]["groups"], now[name]["groups"], strict=True)
+        for idx, (before, after) in enumerate(pairs):
+            yield from ((name, idx, key) for key in after if before.get(key) != after[key])
 
 
 class MadeWith:
@@ -152,16 +156,15 @@ class MadeWith:
         self._schedulers = [pair for pairs in state.schedulers.values() for pair in pairs]
         self._courses = [one.course for _, one in self._schedulers if isinstance(one, Schedule)]
 
-    def restore(self, state: State, changes: Sequence[str]) -> None:
+    def restore(self, state: State, then: Mapping[str, Any]) -> None:
         """Restores changed hyperparameters of optimizers, and all schedules of `schedules`.
 
         A learning rate keeps the factor that its schedule has reached.
 
         Args:
-            changes: each as a line of a diff, `optimizers.sgd.groups.0.lr: 0.1 -> 0.2`.
+            then: the optimizers in the manifest of the run as it began.
         """
-        for name, number, key in (one.groups() for one in map(_NUMBER.match, changes) if one):
-            idx = int(number)
+        for name, idx, key in _changed(then, state.manifest["optimizers"]):
             group, made = state.optimizers[name].param_groups[idx], self._groups[name][idx]
             if key != "lr":
                 group[key] = made[key]

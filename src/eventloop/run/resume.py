@@ -167,7 +167,7 @@ class FromCheckpoint(Start):
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         self._put_own(capture, state, parts)
         if self._allowed.config_change:
-            made.restore(state, self.changes)
+            made.restore(state, then["optimizers"])
         where = "in epoch" if loop.feeds.current.under_way else "between epochs"
         # Of a run that is over, until it is extended to another end.
         if found := self._then.get("tested"):
@@ -259,7 +259,7 @@ def find_start(
         raise ResumeError(
             f"the weights of {place} aren't finite, so training can't continue from them",
             fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that "
-            "is finite; " + flags + " goes on from this one",
+            "is finite; " + flags + " resumes from this one",
         )
     return FromCheckpoint(checkpoint, place, allowed, refused)
 

@@ -135,7 +135,8 @@ def _reason(hook: Hook, ordered: Ordered, previous: Implementation, one: Impleme
     roles = previous.plugin.role, one.plugin.role
     if hook.kind == "action" and not one.wrapper and roles[0] != roles[1]:
         return f"owners: {roles[0]} before {roles[1]}"
-    return ordered.reason(previous, one)
+    by_name = "name, in reverse" if hook.name == "close" else "name"
+    return ordered.reason(previous, one) or by_name
 
 
 def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
