@@ -2,8 +2,8 @@
 
     python tools/nightly.py [--tenth N] [PYTEST ARGUMENT ...]
 
-`--tenth` takes a number from 0 to 9, or "commits": the last digit of the number of commits, so that ten in a
-row run all. A test is in one tenth by its id, wherever it runs. A test that failed runs once more in a
+`--tenth` takes a number from 0 to 9, or "commit": the commit's hash chooses one, in a shallow clone, too, so that the
+commits of a day run most of the tests. A test is in one tenth by its id, wherever it runs. A test that failed runs once more in a
 process of its own when all others are done, and counts as failed if it fails again; of more than ten failures none is
 repeated. The id of a failed test is printed when it fails. The exit status is that of pytest.
 
@@ -27,7 +27,7 @@ REPEATED = "passed when repeated"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--tenth`."""
-    parser.addoption("--tenth", help="0 to 9, or 'commits'; default: all nightly tests")
+    parser.addoption("--tenth", help="0 to 9, or 'commit'; default: all nightly tests")
 
 
 @pytest.hookimpl(trylast=True)  # the reporter registers itself there
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the tests of other tenths."""
     if (given := config.getoption("tenth")) is None:
         return
-    tenth = _tenth_of_commits() if given == "commits" else int(given)
+    tenth = _tenth_of_commit() if given == "commit" else int(given)
     out = [item for item in items if tenth_of(item.nodeid) != tenth]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if tenth_of(item.nodeid) == tenth]
@@ -96,10 +96,10 @@ class _Failures:
             self._reporter.write_line(f"failed in its {report.when}: {report.nodeid}")
 
 
-def _tenth_of_commits() -> int:
-    command = ["git", "rev-list", "--count", "HEAD"]
-    counted = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(counted.stdout) % 10
+def _tenth_of_commit() -> int:
+    command = ["git", "rev-parse", "HEAD"]
+    read = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(read.stdout, 16) % 10
 
 
 def _passes(nodeid: str, config: pytest.Config, reporter: Any) -> bool:
