@@ -178,7 +178,7 @@ class Clock:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where `state_dict` was."""
+        """Restores what `state_dict` returned."""
         self._now = tuple(state["now"])
         self._previous = tuple(state["previous"])
         self._epoch_start = tuple(state["epoch_start"])

@@ -55,7 +55,7 @@ class Loop:
 
     Attributes:
         feeds: where batches come from.
-        entry: where the run is entered.
+        resume_point: where the loop continues a resumed run.
         is_finished: whether the last fit has done all that it had to, in this process or before.
     """
 
@@ -418,7 +418,7 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave, in another process."""
+        """Restores what `state_dict` returned, in another process."""
         self._evaluated_at, self._saved_at = state["evaluated_at"], state["saved_at"]
         self.is_finished = state["is_finished"]
 

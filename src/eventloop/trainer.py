@@ -116,7 +116,7 @@ class Trainer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says: where the run goes on, what the core's features and plugins do."""
+        """What the header says: where the run continues, what the core's features and plugins do."""
         return self._run.notes
 
     if not TYPE_CHECKING:  # a type checker knows the attributes

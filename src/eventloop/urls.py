@@ -45,7 +45,7 @@ class Url:
 
     @property
     def name(self) -> str:
-        """What stands after the last slash."""
+        """The last component of the path."""
         return self.path.rpartition("/")[2]
 
     @property

@@ -36,7 +36,7 @@ TABLE = runpy.run_path(str(Path(__file__).with_name("kill_table.py")))
 EVENTS = [one for one in ALL_EVENTS if one not in ("close", "exception")]
 EXPECTED_WARNINGS = (
     "nothing to train",
-    "[0-9]+ batches were read once more",
+    "[0-9]+ batches were read again",
     ".*whether it gets the same batches isn't known",
     ".*learning rate",
     ".*set_vital",  # torchdata 0.11 with torch 2.13

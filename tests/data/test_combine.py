@@ -18,7 +18,7 @@ from eventloop.errors import TaskError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11
-    pytest.mark.filterwarnings("ignore:.* batches were read once more"),
+    pytest.mark.filterwarnings("ignore:.* batches were read again"),
 ]
 NUM_EPOCHS = 4
 

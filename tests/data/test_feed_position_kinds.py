@@ -197,7 +197,7 @@ def stopped(make, stop, leave_at=None, shift=0, peeks=False):
 
 
 @pytest.mark.sampled(119)
-@pytest.mark.filterwarnings("ignore:.* batches were read once more")
+@pytest.mark.filterwarnings("ignore:.* batches were read again")
 @pytest.mark.parametrize(
     ("stop", "peeks"),
     [(0, False), (1, False), (4, True), (6, False), (6, True), (7, True), (18, False)],
@@ -253,7 +253,7 @@ def test_nothing_is_read_again(kind):
 @pytest.mark.parametrize("kind", AGAIN)
 def test_what_is_read_again_is_said(kind):
     """It may take long, and nobody should wonder why."""
-    with pytest.warns(UserWarning, match=r"^4 batches were read once more to go on in mid-epoch"):
+    with pytest.warns(UserWarning, match=r"^4 batches were read again to resume in mid-epoch"):
         stopped(LOADERS[kind], stop=4)
 
 
@@ -288,7 +288,7 @@ class CountsItsEpochs:
 def test_an_iterable_that_counts_its_epochs_starts_anew_and_it_is_said(stop, epoch):
     """It goes on with its own first epoch, and the run can't know."""
     anew = (
-        rf"read once more .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
+        rf"read again .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
     )
     with pytest.warns(UserWarning, match=anew):
         seen = stopped(CountsItsEpochs, stop=stop)
@@ -302,7 +302,9 @@ def test_between_epochs_an_iterable_that_counts_them_starts_anew_and_it_is_said(
     epochs(feed, epoch=NUM_EPOCHS - 1)
     resumed = feed_of(CountsItsEpochs())
 
-    with pytest.warns(UserWarning, match=r"^a CountsItsEpochs doesn't go on: .* \(epoch=1\)"):
+    with pytest.warns(
+        UserWarning, match=r"^a CountsItsEpochs can't resume exactly: .* \(epoch=1\)"
+    ):
         resumed.load_state_dict(feed.state_dict())
 
 

@@ -289,7 +289,7 @@ UNEVEN = {
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.filterwarnings("ignore:.* batches were read once more")
+@pytest.mark.filterwarnings("ignore:.* batches were read again")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
 @pytest.mark.parametrize("kind", UNEVEN)
 def test_a_rank_that_has_run_out_repeats_the_same_batch(train, kind):

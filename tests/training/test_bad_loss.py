@@ -53,7 +53,7 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
         f"  found       at batch {10 + num_late(trainer)}; everything since then is of no use\n"
         "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
         "  fix         look at the inputs and targets of that batch, and at the loss; with "
-        'on_bad_loss="ignore" the run goes on'
+        'on_bad_loss="ignore" the run continues'
     )
     assert trainer.state.clock.batch == 10 + num_late(trainer)
 

@@ -305,7 +305,7 @@ def quick(monkeypatch):
 def run(folder, make, log):
     """Starts a run or goes on with it, to its end."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*batches were read once more")
+        warnings.filterwarnings("ignore", ".*batches were read again")
         warnings.filterwarnings("ignore", ".*whether it gets the same batches isn.t known")
         warnings.filterwarnings("ignore", ".*out of memory")
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")

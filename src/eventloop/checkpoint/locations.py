@@ -202,7 +202,7 @@ def checkpoints_at(path: Path) -> list[Path]:
 
 
 def best_among(found: Iterable[FoundCheckpoint[AnyPlace]]) -> FoundCheckpoint[AnyPlace] | None:
-    """Returns the checkpoint of the best evaluation, as the newest, which comes first, records it."""
+    """Returns the checkpoint of the best evaluation, which the newest one, the first, names."""
     usable = [one for one in found if not one.reason]
     best = next((one.facts["best"] for one in usable if "best" in one.facts), None)
     return next((one for one in usable if one.batch == best), None)

@@ -42,7 +42,7 @@ def newest_after(
 def surplus(
     keep: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
 ) -> list[Item]:
-    """Returns which others, the newest first, can go, the oldest first; a usable one is kept."""
+    """Returns those of `others` that can be deleted, the oldest first; one that is usable is kept."""
     if not others:
         return []
     safe = next((one for one in [*keep, *others] if is_usable(one)), None)

@@ -15,9 +15,9 @@ from eventloop.safe_text import one_line
 COMMAND = Command(
     "export",
     "Writes the weights of a checkpoint, and nothing else of it, to a safetensors file; needs no "
-    "task. CHECKPOINT is the folder or URL of a checkpoint, or a run's, which stands for its newest that "
-    "verifies. The weights are those that training goes on from; `eventloop fit --export` writes "
-    "those that evaluation sees, an average's, say.",
+    "task. CHECKPOINT is the folder or URL of a checkpoint, or of a run: then its newest that verifies. "
+    "The weights are those that training resumes from; `eventloop fit --export` writes "
+    "those that evaluation sees, such as those of an average.",
     (BEST,),
     argument="CHECKPOINT FILE.safetensors",
     takes_plugins=False,

@@ -52,7 +52,7 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
 def open_trainer(
     arguments: Arguments, command: Command, require_data: Callable[[Trainer, Arguments], object]
 ) -> Iterator[Trainer]:
-    """Yields the command's trainer with the weights to use; writes the header, but beside JSON.
+    """Yields the command's trainer with the weights to use; writes the header, unless the output is JSON.
 
     A failure is reported with the active plugins.
 

@@ -176,7 +176,7 @@ class IterableSource(Source):
                 num_read += 1
         if num_read or self._lost:
             warnings.warn(
-                f"{num_read} batches were read once more to go on in mid-epoch: {self._name} can't "
+                f"{num_read} batches were read again to resume in mid-epoch: {self._name} can't "
                 f"begin at a later one, and {self._what_restarts()}",
                 stacklevel=2,
             )
@@ -197,7 +197,9 @@ class IterableSource(Source):
         if num_taken is None:
             self._restore(state["now"])
             if self._lost:
-                warnings.warn(f"{self._name} doesn't go on: {self._what_restarts()}", stacklevel=2)
+                warnings.warn(
+                    f"{self._name} can't resume exactly: {self._what_restarts()}", stacklevel=2
+                )
             return
         if state["num_workers"] != self._num_workers:
             raise TaskError(

@@ -38,7 +38,7 @@ class Cuda(Accelerator):
 
 
 class _Saved:
-    """What the process computes products of float32 in, to be put back as it was."""
+    """The process's precision of float32 products, saved to be restored."""
 
     def __init__(self) -> None:
         backends = torch.backends

@@ -177,11 +177,7 @@ def _script() -> dict[str, str]:
 
 
 def announce_off(state: State, way_in: str) -> None:
-    """Writes a line that names the installed algorithms that autoload="callbacks" keeps off.
-
-    Args:
-        way_in: where one is passed to take part, `algorithms=[...]`.
-    """
+    """Writes a line with the algorithms that autoload="callbacks" keeps off; `way_in` lets one in."""
     names = sorted(one["name"] for one in state.manifest["off"] if one["kind"] == "autoload")
     if names and state.rank == 0 and state.settings.autoload == "callbacks":
         sys.stderr.write(f"eventloop: off, unless passed in {way_in}: {', '.join(names)}\n")
@@ -217,7 +213,7 @@ class RunFile:
 
     @hookimpl
     def fit_end(self, state: State) -> None:
-        """Likewise."""
+        """Writes it, if that hasn't been possible before."""
         self._write(state)
 
     @hookimpl
@@ -235,7 +231,7 @@ class RunFile:
 
     @hookimpl
     def exception(self, state: State) -> None:
-        """Likewise."""
+        """Writes it, if the folder exists and no command has."""
         if not self._is_named:
             self._write(state)
 

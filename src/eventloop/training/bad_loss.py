@@ -190,7 +190,9 @@ class LossWatch:
                 f"batch {at.batch}, or the gradients of batch {before}, whose loss was finite; "
                 "with clip_norm set it is known which"
             )
-        return BadBatch(named, what, facts | {"fix": f'{fix}on_bad_loss="ignore" the run goes on'})
+        return BadBatch(
+            named, what, facts | {"fix": f'{fix}on_bad_loss="ignore" the run continues'}
+        )
 
 
 class NormWatch:

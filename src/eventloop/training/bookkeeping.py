@@ -156,7 +156,7 @@ class Bookkeeping:
     def fit_end(self, state: State) -> None:
         self._in_fit = False
         if is_interruption(state.stop_reason):
-            return  # the run goes on, here or in another process, as if nothing had been
+            return  # the run continues, here or in another process, as if nothing had been
         if not self.history or self.history[-1]["batch"] != state.clock.batch:
             self._take_loss(state)
             self._add_row(state)

@@ -347,7 +347,7 @@ def _repeated(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def sharded_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the submodules that FSDP2 shards each by itself; of a model in one part, that."""
+    """Returns the modules that FSDP2 shards separately, or the model if it is sharded as a whole."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without it nothing is sharded
     if fsdp is None:
         return []

@@ -355,7 +355,7 @@ class Defaults:
 
 
 class _FirstKnown:
-    """The closure of a step, whose first call returns what the passes over the batch have found.
+    """The closure of a step; its first call returns the loss that the passes have computed.
 
     Args:
         closure: computes loss and gradients again.

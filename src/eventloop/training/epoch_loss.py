@@ -75,7 +75,7 @@ class EpochLoss:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self.latest, total, losses = (
             None if one is None else one.to(self._device)
             for one in (state["value"], state["total"], state["losses"])

@@ -167,7 +167,7 @@ class Scaled:
         return self._made
 
     def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
-        """Keeps the question until its answer is on the host, or is needed."""
+        """Calls the schedulers later, when it is known whether the step was made."""
         self._await_known(state)
         self._awaited, self._scheduler_step = stepped, scheduler_step
 

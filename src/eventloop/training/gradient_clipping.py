@@ -14,15 +14,12 @@ from eventloop.training.sharded_tensors import local, total_norm
 def clip_(
     params: Sequence[Tensor], norm: float | None, value: float | None, *, has_shards: bool
 ) -> dict[str, Tensor]:
-    """Clips the gradients of parameters, in place.
+    """Clips the gradients of parameters, in place; returns what is logged: the norm before.
 
     Args:
         norm: the largest norm of all of them together.
         value: the largest absolute value of an entry.
         has_shards: whether some are shards, whose norm is a sum over ranks: collective then.
-
-    Returns:
-        What is logged: the norm before, on its device, if it is clipped.
     """
     held: Any = params
     logged = {}

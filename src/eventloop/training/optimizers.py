@@ -1,4 +1,4 @@
-"""What is alike for all optimizers and schedulers: what they are, and whether a state fits them."""
+"""Helpers for optimizers and schedulers: what they are, and whether a state fits them."""
 
 from __future__ import annotations
 

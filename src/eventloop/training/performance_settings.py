@@ -169,7 +169,7 @@ class GarbageCollection:
 
     @hookimpl
     def close(self) -> None:
-        """Lets Python collect again, and everything."""
+        """Enables Python's garbage collector again, for all objects."""
         self._release()
         if self._num_done:
             gc.unfreeze()

@@ -1,4 +1,4 @@
-"""Updates: their parts and their errors; clipping and the step itself are in `default_actions.py`."""
+"""`state.update`: its passes and its errors."""
 
 from __future__ import annotations
 

@@ -84,11 +84,11 @@ class Precision:
         return self._scaling.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self._scaling.load_state_dict(state)
 
     def in_force(self) -> AbstractContextManager[None]:
-        """Sets what counts for the whole process, and puts it back: TF32 on a GPU, or none."""
+        """Returns a context in which the process uses TF32 on a GPU, or doesn't."""
         return kind_of(self._device).float32_products(tf32=self._tf32)
 
 

@@ -31,7 +31,7 @@ def fit_to_load(weights: Mapping[str, Any], model: nn.Module) -> Mapping[str, An
 
 
 def _loaded_by_own_code(model: nn.Module) -> Iterator[str]:
-    """Yields how the names begin of what a module gets that doesn't only copy it."""
+    """Yields the name prefixes of modules whose own code loads their weights."""
     if getattr(model.load_state_dict, "__func__", None) is not nn.Module.load_state_dict:
         yield ""
     for name, module in model.named_modules(remove_duplicate=False):

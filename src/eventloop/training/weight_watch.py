@@ -135,7 +135,7 @@ class WeightWatch:
             warnings.warn(text_of(error), stacklevel=2)
 
     def _when(self, batch: int) -> str:
-        """Says since when something holds that didn't at the last look."""
+        """Returns the range of batches in which something went wrong, as text."""
         if self._good is None:
             return f"at batch {batch}, where this fit began"
         first = min(self._good + 1, batch)

@@ -39,7 +39,7 @@ COMMAND = Command(
     "runs share is left out: seconds, and what plugins keep as `of_this_run`. Exit status 1 if anything "
     "else differs.",
     (
-        CommandOption("state", "", "compare only what training goes on from"),
+        CommandOption("state", "", "compare only what training resumes from"),
         JSON,
     ),
     argument="A B",
