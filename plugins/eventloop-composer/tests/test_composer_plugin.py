@@ -118,6 +118,18 @@ def test_composers_loggers_get_what_its_trainer_logs():
     assert memory.data["trainer/device_train_microbatch_size"][0][1] == 2
 
 
+def test_tokens_that_a_task_counts_are_logged_with_each_batch():
+    """They are counted on the host alone, before the batch is copied to the device."""
+    memory = InMemoryLogger()
+    task = tiny_task(num_tokens=lambda batch: 7)
+    with Trainer(
+        task, algorithms=[Composer(loggers=[memory])], max_duration="3ba", autoload=False
+    ) as trainer:
+        trainer.fit()
+
+    assert [value for _, value in memory.data["time/token"]] == [0, 7, 14, 21]
+
+
 def test_gradients_are_there_when_a_batch_has_ended():
     """Composer's OptimizerMonitor looks at them then; its trainer empties them with the next batch."""
     seen = []

@@ -186,7 +186,7 @@ class Composer:
     def batch_start(self, state: State) -> None:
         """The event BATCH_START."""
         self.session.fire("batch_start")
-        self.mirror.logs.batch(state.current_count().tokens)
+        self.mirror.logs.batch(state.count.tokens)
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
