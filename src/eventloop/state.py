@@ -103,7 +103,7 @@ class State:
         stop_reason: why the run should stop; None while it continues.
         enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
         observers: called around every hook, for example a profiler; fixed.
-        manifest: what the run is made of: plugins, order, settings, versions; fixed.
+        manifest: what the run is made of: plugins, order, settings, versions; the core adds to it.
         checkpoint_requested: whether a checkpoint was requested since the last one.
     """
 

@@ -392,7 +392,8 @@ def test_lint_counts_the_lines_of_a_folder(tmp_path):
     (tmp_path / "b.md").write_text("1\n2\n")
 
     assert [*budget(tmp_path, 2)] == []
-    assert "2 lines, the budget is 1" in next(budget(tmp_path, 1))
+    assert "2 lines, the budget is 1; remove" in next(budget(tmp_path, 1))
+    assert "2 lines, the budget is 3; set MOST_LINES = 2" in next(budget(tmp_path, 3))
 
 
 def private_reads(source: str) -> list[str]:
