@@ -100,6 +100,21 @@ def test_a_size_is_in_force_from_the_next_epoch_on(tmp_path, sizes, epochs):
     assert trainer.state.clock.batch == sum(map(len, epochs))
 
 
+def test_asked_twice_it_answers_the_same(tmp_path):
+    """Another plugin, or a check, may ask; the run stays as it is."""
+    recorder, curriculum, answers = Recorder(), Curriculum(batch_size={"1ep": 8}), []
+
+    class Asks:
+        @hookimpl
+        def epoch_end(self, state):
+            answers.append([curriculum.should_rebuild_dataloader(state) for _ in range(2)])
+
+    fit(tmp_path, curriculum, recorder, Asks())
+
+    assert answers == [[True, True], [False, False], [False, False]]
+    assert recorder.sizes == [[4] * 6, [8] * 3, [8] * 3]
+
+
 LBFGS = {"optimizer": lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)}
 
 

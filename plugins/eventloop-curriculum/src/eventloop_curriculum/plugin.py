@@ -51,6 +51,7 @@ class Curriculum:
             "seq_len": Steps(seq_len or {}),
         }
         self._began: Moment | None = None  # the epoch, whose data loader is in force
+        self._is_fitting = False
 
     def unsuitable(self, state: State) -> str | None:
         """Returns why the plugin takes no part, if no setting says what should change."""
@@ -58,15 +59,27 @@ class Curriculum:
 
     @hookimpl
     def should_rebuild_dataloader(self, state: State) -> bool:
-        """Answers yes where a time has come since the last epoch began."""
-        began, self._began = self._began, state.clock.moment()
-        return began is None or self._reached(began, state) != self._reached(self._began, state)
+        """Answers True if a time has come since the last epoch began."""
+        now = state.clock.moment()
+        return self._began is None or self._reached(self._began, state) != self._reached(now, state)
+
+    @hookimpl
+    def fit_start(self) -> None:
+        """Notes that data loaders built from now on are those of new epochs."""
+        self._is_fitting = True
+
+    @hookimpl
+    def epoch_start(self, state: State) -> None:
+        """Notes when the epoch began."""
+        if not state.resumed:
+            self._began = state.clock.moment()
 
     @hookimpl(conditional=True, specname="build_train_dataloader")
     def stage(self, state: State) -> Any:
         """Returns the stage's data loader; the task's, where none has come."""
-        # Of a run that goes on it is known when its epoch began; the clock may be further.
-        self._began = self._began or state.clock.moment()
+        # The clock of a resumed run may be past the beginning of its epoch.
+        if self._is_fitting or self._began is None:
+            self._began = state.clock.moment()
         stage = self._current("stages", state)
         return stage(state) if callable(stage) and not isinstance(stage, Iterable) else stage
 
