@@ -6,7 +6,7 @@
   write.
 - Names: no two files of a source folder share a name; `__init__.py` may. No two modules of `src`
   define the same public name; the `run` of each command may.
-- Identifiers: those of `src` avoid words that don't say what a thing is.
+- Identifiers: those of sources avoid words that don't say what a thing is.
 - References: a name between backticks in a docstring or comment of `src` exists.
 - Tests: a test file is named after the module of `src` that it tests, in the folder of that module.
 - Devices: outside of `eventloop.devices`, no code names a type of accelerator or compares one.
@@ -64,7 +64,7 @@ _WORDS = tuple(
     )
 )
 _KINDS = ("*.py", "*.md")
-# In identifiers of `src`: what could be said of any value, or what only this project would say.
+# In identifiers: what could be said of any value, or what only this project would say.
 _BANNED = frozenset(
     [
         "anew",
@@ -162,7 +162,7 @@ def identifiers(folder: Path) -> Iterator[str]:
                 case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                     found.setdefault(name, node.lineno)
         for name, line in found.items():
-            parts = re.sub(r"([A-Z])", r"_\1", name).lower().split("_")
+            parts = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower().split("_")
             if (banned := _BANNED.intersection(parts)) and name not in _PUBLIC:
                 yield f"{path}:{line}: {name}; write: what it is, without {', '.join(sorted(banned))!r}"
 
@@ -267,13 +267,12 @@ def main(arguments: list[str]) -> int:
     found += [line for folder in folders for line in names(folder)]
     if not arguments:
         found += definitions(ROOT / "src")
-        found += identifiers(ROOT / "src")
         found += references(ROOT / "src", [ROOT / "tests", *ROOT.glob("plugins/*/src")])
         found += mirrored(ROOT / "tests", ROOT / "src" / "eventloop", TESTS_OF_NO_MODULE)
         found += [
             line
             for one in (ROOT / "src", *sorted(ROOT.glob("plugins/*/src")))
-            for line in devices(one)
+            for line in (*identifiers(one), *devices(one))
         ]
         found += budget(ROOT / "src", MOST_LINES)
     sys.stdout.writelines(f"{line}\n" for line in found)

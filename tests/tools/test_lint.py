@@ -103,12 +103,15 @@ def test_what_is_no_name_of_code_is_left_alone(source):
 
 
 def test_an_identifier_says_what_a_thing_is(source):
-    """Parameters, attributes and functions; public names stay, and so does a word in another."""
+    """Parameters, attributes, functions and constants; public names stay, and so does a word in another."""
     folder = source(
         a="class KeptGenerators:\n    def f(self, told=1):\n        self._kept_best, keeps = told, 2\n"
+        "NOTHING_KEPT = _MEND = ENDED = 3\n"
     )
 
     assert [line.partition(";")[0] for line in LINT["identifiers"](folder)] == [
+        f"{folder / 'a.py'}:4: NOTHING_KEPT",
+        f"{folder / 'a.py'}:4: _MEND",
         f"{folder / 'a.py'}:2: told",
         f"{folder / 'a.py'}:3: _kept_best",
     ]

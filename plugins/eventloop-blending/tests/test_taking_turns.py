@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventloop import hookimpl
-from eventloop_blending import has_turn
+from eventloop_blending import owns_batch
 from eventloop_testing import tiny_batches, tiny_task
 
 
@@ -19,7 +19,7 @@ class Takes:
 
     @hookimpl
     def batch_start(self, state):
-        if has_turn(state, self):
+        if owns_batch(state, self):
             self.batches.append(state.clock.batch)
 
 

@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint, write_checkpoint
 from eventloop_mlflow import Mlflow
-from eventloop_mlflow.beside import Beside
+from eventloop_mlflow.background_call import BackgroundCall
 from eventloop_mlflow.sender import SENDER
 from eventloop_mlflow.tracking import TrackedRun, called
 from eventloop_testing import (
@@ -558,7 +558,7 @@ def interruptible():
 def waits_for_thread():
     """Whether the main thread waits for the one that sends."""
     frame = sys._current_frames()[threading.main_thread().ident]
-    while frame is not None and frame.f_code is not Beside.wait.__code__:
+    while frame is not None and frame.f_code is not BackgroundCall.wait.__code__:
         frame = frame.f_back
     return frame is not None
 

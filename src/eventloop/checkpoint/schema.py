@@ -180,7 +180,7 @@ TRAINING = keys(
 
 _SAMPLER = keys({"state": NAMED, "generators": NAMED, "attributes": NAMED}, kind=STR)
 _PLACES = keys(generators=NAMED, watched=by_name(_SAMPLER))
-STANDING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR, "places": _PLACES})
+SAMPLING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR, "places": _PLACES})
 _SEED = optional(between(-(2**62), 2**62))
 
 
@@ -197,9 +197,9 @@ POSITION = keys(
         "batch_size": optional(COUNT),
         "global_batch_size": optional(COUNT),
         "num_samples": optional(COUNT),
-        "start": optional(STANDING),
+        "start": optional(SAMPLING),
         "check": optional(COUNT),
-        "now": STANDING,
+        "now": SAMPLING,
         "turns": keys(seeds_once=BOOL, has_begun=BOOL),
         "num_workers": COUNT,
         "is_exhausted": BOOL,

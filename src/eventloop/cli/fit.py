@@ -125,7 +125,7 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
             exported = [_exported(trainer, export)]
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
         is_used = export is not None or modes.algorithms or interval_of(state.settings) is not None
-        hint = [] if is_used or Store(state.run_dir / FOLDER).paths() else [_NOTHING_KEPT]
+        hint = [] if is_used or Store(state.run_dir / FOLDER).paths() else [_NONE_SAVED]
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
         write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint, *exported])
@@ -161,7 +161,7 @@ def _exported(trainer: Trainer, path: Path) -> str:
 
 _PACKAGE = "eventloop-progress"
 _PLAIN = f"progress: a line an epoch or evaluation; {pip('install', _PACKAGE)} draws a bar"
-_NOTHING_KEPT = (
+_NONE_SAVED = (
     "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
     "writes the weights at the end"
 )

@@ -38,7 +38,7 @@ from eventloop.task import Task
 T = TypeVar("T")
 _OURS = str(Path(eventloop.__file__).parent) + os.sep
 _IMPORTLIB = importlib.__file__
-_MEND = "fix the task; nothing has been trained"
+_FIX = "fix the task; nothing has been trained"
 _NO_PACKAGE = (
     "a task file belongs to no package: write `import helpers` for a file beside it, or name the "
     "task as a module, `eventloop fit package.module`"
@@ -260,7 +260,7 @@ def _raised(label: str, error: BaseException) -> TaskError:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])
     is_relative = isinstance(error, ImportError) and "relative import" in text_of(error)
-    fix = _NO_PACKAGE if is_relative else without_samples(error) or _MEND
+    fix = _NO_PACKAGE if is_relative else without_samples(error) or _FIX
     return TaskError(
         f"{one_line(label)} raises {type(error).__name__}: " + text_of(error), fix=fix, **facts
     )

@@ -69,7 +69,7 @@ def _outcomes(
     is_allowed = "allow_code_change" in arguments.given
     folder.begin(ablation.description, allow_code=is_allowed)
     code = PinnedCode(ablation.job, "ablation", ablation.folder)
-    folder.keep(_CODE, code.begin(folder.kept(_CODE), is_allowed=is_allowed))
+    folder.keep(_CODE, code.begin(folder.read(_CODE), is_allowed=is_allowed))
     runs = runs_of(ablation)
     with folder.held():
         done = [one for one in map(folder.outcome, runs) if one is not None]

@@ -54,7 +54,7 @@ class Ablation:
     Args:
         arguments: of the command line.
         algorithms: those that are switched off in turn.
-        kept: those that take part in all runs.
+        always_on: those that take part in all runs.
         others: active ones that take part in none.
         variants: the rows of the table, "none" first.
         seeds: each run is trained with each.
@@ -67,7 +67,7 @@ class Ablation:
     arguments: Arguments
     job: Job
     algorithms: tuple[Candidate, ...]
-    kept: tuple[Candidate, ...]
+    always_on: tuple[Candidate, ...]
     others: tuple[Candidate, ...]
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
@@ -113,21 +113,21 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
         PluginError: an algorithm can't be built with its options.
     """
     _refuse_own(arguments)
-    kept, ablated, others = _algorithms(arguments, job)
+    always_on, ablated, others = _algorithms(arguments, job)
     if not ablated:
         raise UsageError(
             "there is no algorithm to ablate: none is active",
             fix="install one, or name one that sleeps or is switched off with `-p NAME`",
         )
-    for one in (*kept, *ablated):  # an option that can't be would fail run after run
+    for one in (*always_on, *ablated):  # an option that can't be would fail run after run
         job.build_plugin(one)
     names = tuple(one.found.name for one in ablated)
     if variants:
         check_variants(variants, names, job)
     description = {
-        **describe(job, arguments, (*ablated, *kept), apart_from=_OWN),
+        **describe(job, arguments, (*ablated, *always_on), apart_from=_OWN),
         "algorithms": list(names),
-        "keep": [one.found.name for one in kept],
+        "keep": [one.found.name for one in always_on],
     }
     if variants:
         description["variants"] = {
@@ -138,7 +138,7 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
         arguments,
         job,
         ablated,
-        kept,
+        always_on,
         others,
         variants or variants_of(names),
         tuple(range(number_option(arguments, "seeds", 5))),
@@ -159,19 +159,19 @@ def _refuse_own(arguments: Arguments) -> None:
 def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Candidate, ...], ...]:
     """Returns the algorithms that are kept, those that are ablated, and the others."""
     there = [one for one in job.plugins if one.found.role == "algorithm"]
-    kept = {fold(name) for name in arguments.given.get("keep", "").split(",") if name}
+    always_on = {fold(name) for name in arguments.given.get("keep", "").split(",") if name}
     known = [one.found.name for one in there]
-    for name in sorted(kept - set(map(fold, known))):
+    for name in sorted(always_on - set(map(fold, known))):
         raise UsageError(
             f"--keep: no active algorithm is named {name!r}{closest(name, known)}",
             fix="list them with `eventloop plugins`; several are separated by commas",
         )
-    rest = [one for one in there if fold(one.found.name) not in kept]
+    rest = [one for one in there if fold(one.found.name) not in always_on]
     insisted = set(map(fold, arguments.choice.insist))
     named = [one for one in rest if one.found.by_flag or fold(one.found.name) in insisted]
     ablated = named or rest
     return (
-        tuple(one for one in there if fold(one.found.name) in kept),
+        tuple(one for one in there if fold(one.found.name) in always_on),
         tuple(ablated),
         tuple(one for one in rest if one not in ablated),
     )

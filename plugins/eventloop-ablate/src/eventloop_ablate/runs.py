@@ -49,14 +49,14 @@ def fit_line(ablation: Ablation, variant: Variant) -> list[str]:
     taking_part = set(map(fold, variant.algorithms))
     off = [one for one in ablation.algorithms if fold(one.found.name) not in taking_part]
     insisted = set(map(fold, ablation.arguments.choice.insist))
-    kept = [
+    always_on = [
         one.found.name
-        for one in ablation.kept
+        for one in ablation.always_on
         if not one.found.by_flag and fold(one.found.name) not in insisted
     ]
     without = (*off, *ablation.others)
     return [
         *fit_argv(ablation.arguments, without=without),
-        *(f"-p{name}" for name in kept),
+        *(f"-p{name}" for name in always_on),
         *(f"{flag(key)}={text}" for key, text in variant.options),
     ]

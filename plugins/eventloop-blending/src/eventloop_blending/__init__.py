@@ -1,5 +1,5 @@
 """What methods that blend samples share: second targets, and batches by turns."""
 
-from eventloop_blending.blends import SecondTargets, TakesTurns, blended, has_turn
+from eventloop_blending.blends import SecondTargets, SharesBatches, blended, owns_batch
 
-__all__ = ["SecondTargets", "TakesTurns", "blended", "has_turn"]
+__all__ = ["SecondTargets", "SharesBatches", "blended", "owns_batch"]

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 Number = TypeVar("Number", float, Tensor)
 
 
-class TakesTurns(Protocol):
+class SharesBatches(Protocol):
     """A plugin that shares its batches with others.
 
     Attributes:
@@ -28,7 +28,7 @@ class TakesTurns(Protocol):
     takes_turns: str
 
 
-def has_turn(state: State, plugin: TakesTurns) -> bool:
+def owns_batch(state: State, plugin: SharesBatches) -> bool:
     """Returns whether the batch under way is the plugin's, among the active ones of its kind.
 
     Those with the same `takes_turns` share the batches: one of them is drawn for each, any as

@@ -66,7 +66,7 @@ class Conversations:
             prompt, completion = row["prompt"], row["completion"]
             if isinstance(prompt, str):
                 return self._of_texts(prompt, completion)
-            return self._of_turns(prompt, completion, row.get("tools"))
+            return self._example(prompt, completion, row.get("tools"))
         if "text" in row:
             return self._of_texts("", row["text"], "all")
         raise ValueError(f"it has {', '.join(map(repr, row)) or 'nothing'}; {_NEEDED}")
@@ -89,14 +89,14 @@ class Conversations:
 
     def _of_messages(self, messages: Sequence[Any], tools: Any) -> Example:
         if self.loss_on == "completion":
-            return self._of_turns(messages[:-1], messages[-1:], tools)
+            return self._example(messages[:-1], messages[-1:], tools)
         text = self._rendered(messages, tools)
         if self.loss_on == "all":
             ids = self._ids(text)
             return Example(ids, list(ids))
         return self._trained_on(text, self._assistant_spans(messages, tools, text))
 
-    def _of_turns(self, prompt: Sequence[Any], completion: Sequence[Any], tools: Any) -> Example:
+    def _example(self, prompt: Sequence[Any], completion: Sequence[Any], tools: Any) -> Example:
         messages = [*prompt, *completion]
         if self.loss_on in ("assistant", "all"):
             return self._of_messages(messages, tools)

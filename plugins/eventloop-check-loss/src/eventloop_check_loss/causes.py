@@ -104,7 +104,7 @@ MIXED = Cause(
     "a layer's output for a sample depends on the other samples of its microbatch",
     "let the layer compute sample by sample; or declare it",
 )
-KEPT = Cause(
+STATE = Cause(
     "kept state",
     "the model keeps something from sample to sample, which its outputs depend on",
     "let the forward pass use what the batch before left, and update it afterwards; or declare it",
@@ -176,11 +176,11 @@ def cause_of(
         return CROSSED_LABELS if update.same_outputs else CROSSED
     outputs_differ = update.same_outputs is False
     if variant.law == ORDER:
-        return KEPT if outputs_differ or whole.moved_buffers else NEIGHBOURS
+        return STATE if outputs_differ or whole.moved_buffers else NEIGHBOURS
     if outputs_differ:
         if whole.batch_norms:
             return BATCH_NORM
-        return KEPT if siblings.get("reversed") is not None else MIXED
+        return STATE if siblings.get("reversed") is not None else MIXED
     found = _of_denominator(update, siblings)
     if found is UNKNOWN and whole.batch_norms and update.same_outputs is None:
         return BATCH_NORM

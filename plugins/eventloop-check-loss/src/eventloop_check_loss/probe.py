@@ -59,7 +59,7 @@ class CheckLoss:
         self._parts: list[Part] = []
         self._prints: list[Tensor] | None = []
         self._updates: list[Update] = []
-        self._kept: list[dict[str, Any]] = []
+        self._measured: list[dict[str, Any]] = []
         self._expected: list[dict[str, Any]] = []
         self._moved: list[str] = []
 
@@ -182,7 +182,7 @@ class CheckLoss:
             self._moved,
         )
         if not self._kind.reference:
-            torch.save(self._kept, self.folder / f"{self.variant}.pt")
+            torch.save(self._measured, self.folder / f"{self.variant}.pt")
         file = self.folder / f"{self.variant}.json"
         file.write_text(json.dumps(measured.to_json()), encoding="ascii")
 
@@ -196,7 +196,7 @@ class CheckLoss:
         """Keeps an update of a reference, or compares it with that of the reference."""
         idx = len(self._updates)
         if not self._kind.reference:
-            self._kept.append({"loss": loss, "gradients": gradients, "prints": prints})
+            self._measured.append({"loss": loss, "gradients": gradients, "prints": prints})
             self._updates.append(Update(idx, loss, parts))
             return
         if idx == len(self._expected):

@@ -22,7 +22,7 @@ _MASK = "attention_mask"
 _NO_PADDING = "it isn't one of padded sequences: no attention_mask, no label -100"
 _MOST_CUT = 4
 # Of its length, what a sequence keeps: unequal, so that each microbatch has another number of labels.
-_KEPT = (0.75, 0.5, 1.0, 0.25)
+_SHARES = (0.75, 0.5, 1.0, 0.25)
 
 
 class NotPaddedError(ValueError):
@@ -78,19 +78,19 @@ class Sequences:
         if columns < 4:
             raise NotPaddedError(f"its sequences have {columns} positions, too few to cut")
         cut = min(_MOST_CUT, columns // 4)
-        kept = torch.tensor(_KEPT, device=real_BT.device).repeat(size)[:size]
+        shares = torch.tensor(_SHARES, device=real_BT.device).repeat(size)[:size]
         limits_B = lengths_B.clamp(max=columns - cut)
-        wanted_B = (limits_B * kept).round().long().clamp(min=2)
+        wanted_B = (limits_B * shares).round().long().clamp(min=2)
         skips_first = is_left and _skips_first(targets_of(batch), real_BT)
         least_B = _with_labels(targets_of(batch), columns, is_left) + int(skips_first)
-        kept_B = torch.maximum(wanted_B, least_B.to(wanted_B.device)).minimum(limits_B)
-        if (kept_B < least_B.to(kept_B.device)).any():
+        cut_lengths_B = torch.maximum(wanted_B, least_B.to(wanted_B.device)).minimum(limits_B)
+        if (cut_lengths_B < least_B.to(cut_lengths_B.device)).any():
             raise NotPaddedError("cut by a few positions, a sequence would have no label left")
         ids = _ids_of(batch)
         pad = _first_padded(ids, real_BT, 0.0)
         return cls(
             batch,
-            kept_B,
+            cut_lengths_B,
             columns,
             cut,
             is_left,

@@ -138,9 +138,9 @@ class Check:
 
         def answer(state: Any, *rest: Any) -> Any:
             mine = call(state, *rest)
-            everybody = state.all_gather(mine)
-            if any(theirs != mine for theirs in everybody):
-                shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(everybody))
+            answers = state.all_gather(mine)
+            if any(theirs != mine for theirs in answers):
+                shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(answers))
                 what = f"answered differently on different ranks: {shown}"
                 self._found("answer", one, state, what, one.where)
             return mine
@@ -255,14 +255,14 @@ class HostReads:
         self._mode = _Operations(self._found_in_torch)
         self._depth = 0
         self._is_reading = False
-        self._kept: dict[str, Any] = {}
+        self._methods: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         self._depth += 1
         if self._depth == 1:
             for name, how in _METHODS.items():
-                self._kept[name] = vars(Tensor).get(name)
-                setattr(Tensor, name, self._told(how, getattr(Tensor, name)))
+                self._methods[name] = vars(Tensor).get(name)
+                setattr(Tensor, name, self._reporting(how, getattr(Tensor, name)))
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -270,7 +270,7 @@ class HostReads:
         self._depth -= 1
         if self._depth == 0:
             self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
-            for name, method in self._kept.items():
+            for name, method in self._methods.items():
                 if method is None:
                     delattr(Tensor, name)  # an inherited one shows again
                 else:
@@ -280,7 +280,7 @@ class HostReads:
         if not self._is_reading:  # of a device `tolist` copies first
             self._found(tensor, how)
 
-    def _told(self, how: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _reporting(self, how: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._is_reading:  # to print reads entries one by one
                 return method(tensor, *args, **kwargs)

@@ -102,8 +102,8 @@ def _contexts(module: nn.Module, keep: str) -> _Contexts:
     if keep == "nothing":
         return nullcontext(), _buffers_restored(module) if is_moved else nullcontext()
     packets = [getattr(torch.ops.aten, name, None) for name in _MATMULS]
-    kept = [packet.default for packet in packets if packet is not None]
-    first, again = create_selective_checkpoint_contexts(kept)  # type: ignore[no-untyped-call]
+    saved = [packet.default for packet in packets if packet is not None]
+    first, again = create_selective_checkpoint_contexts(saved)  # type: ignore[no-untyped-call]
     return first, _buffers_restored(module, again) if is_moved else again
 
 
@@ -112,11 +112,11 @@ def _buffers_restored(
     module: nn.Module, inner: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
     """Puts buffers back as they were before the repetition, which moves them a second time."""
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    saved = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         with inner or nullcontext():
             yield
     finally:
         with torch.no_grad():
-            for buffer, value in kept:
+            for buffer, value in saved:
                 buffer.copy_(value)

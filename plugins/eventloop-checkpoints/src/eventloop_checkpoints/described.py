@@ -21,11 +21,11 @@ _MOST_SHOWN = 120  # characters of a name
 
 def tested_at(looks: Sequence[FoundCheckpoint[Any]]) -> tuple[str, dict[str, int | float]]:
     """Returns the name of the checkpoint whose weights a run's test sets used, and the results."""
-    told = [_mapping(one.facts.get("manifest")) for one in looks]
+    manifests = [_mapping(one.facts.get("manifest")) for one in looks]
     if looks and isinstance(looks[0].path, Path) and looks[0].path.parent.name == _FOLDER:
-        told.insert(0, read_json(looks[0].path.absolute().parents[1], MANIFEST))
+        manifests.insert(0, read_json(looks[0].path.absolute().parents[1], MANIFEST))
     found: Mapping[Any, Any] = next(
-        (one["tested"] for one in told if _mapping(one.get("tested"))), {}
+        (one["tested"] for one in manifests if _mapping(one.get("tested"))), {}
     )
     batch, name = _number(found.get("batch")), found.get("checkpoint")
     named = (one.path.name for one in looks if one.batch == batch)
@@ -88,9 +88,9 @@ def _metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
 def _plugins(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     plugins = _mapping(facts.get("manifest")).get("plugins")
     for one in plugins if isinstance(plugins, list) else ():
-        told = {key: _mapping(one).get(key) for key in ("name", "version", "role")}
-        if isinstance(told["name"], str):
-            yield {key: value if isinstance(value, str) else "" for key, value in told.items()}
+        fields = {key: _mapping(one).get(key) for key in ("name", "version", "role")}
+        if isinstance(fields["name"], str):
+            yield {key: value if isinstance(value, str) else "" for key, value in fields.items()}
 
 
 def _mapping(value: object) -> Mapping[Any, Any]:

@@ -82,14 +82,14 @@ class _Compared(NamedTuple):
 
 def _compared(paths: Sequence[Path], *, only_state: bool) -> _Compared:
     first, second = (read_checkpoint(path, only=()) for path in paths)
-    sections, source = ({}, []) if only_state else _told(first.facts, second.facts)
+    sections, source = ({}, []) if only_state else _sections(first.facts, second.facts)
     found = list(_state(first, second))
     sections["state"] = [one for one in found if not one.of_one_run]
     left_out = sorted({one.of_one_run for one in found if one.of_one_run})
     return _Compared(sections, source, left_out)
 
 
-def _told(
+def _sections(
     first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> tuple[dict[str, list[Difference]], list[str]]:
     """Compares the descriptions of two checkpoints; the task's file as the lines of a diff."""
@@ -170,8 +170,8 @@ def _content(places: Sequence[Place], found: _Compared) -> dict[str, Any]:
         for name, section in found.sections.items()
     }
     a, b = map(str, places)
-    told = {"equal": found.is_equal, "left_out": found.left_out, "task": found.source}
-    return {"a": a, "b": b, **told, **rows}
+    facts = {"equal": found.is_equal, "left_out": found.left_out, "task": found.source}
+    return {"a": a, "b": b, **facts, **rows}
 
 
 def _write(places: Sequence[Place], found: _Compared) -> None:

@@ -66,8 +66,8 @@ def run(arguments: Arguments) -> int:
         write_table([*cells[0]], [[one_line(text) for text in one.values()] for one in cells])
         name, metrics = tested
         if metrics and not any(row["tested"] for row in rows):
-            told = f"{_numbers(metrics)}, with the weights of {name}, which isn't there"
-            write_text(one_line(f"test sets: {told}"))
+            tested_with = f"{_numbers(metrics)}, with the weights of {name}, which isn't there"
+            write_text(one_line(f"test sets: {tested_with}"))
     elif isinstance(place, Path):
         write_text(one_line(why_none(place)))
     return 0

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from eventloop import State, StepOutcome, hookimpl
 
 
-class KeptGradients:
+class SavedGradients:
     """Empties gradients when a batch begins, as Composer's trainer does, not when one has ended.
 
     Args:

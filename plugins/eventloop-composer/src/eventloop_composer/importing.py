@@ -35,7 +35,7 @@ def import_composer() -> None:
         return
     declare_operators()
     try:
-        with _kept_handlers():
+        with _restored_handlers():
             importlib.import_module("composer")
     except ImportError as error:
         raise PluginError(
@@ -66,15 +66,15 @@ def declare_operators() -> None:
 
 
 @contextmanager
-def _kept_handlers() -> Iterator[None]:
+def _restored_handlers() -> Iterator[None]:
     """Puts handlers back: Composer's engine takes SIGINT and SIGTERM when it is imported."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    saved = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for one, handler in kept.items():
+        for one, handler in saved.items():
             if handler is not None:  # not set from Python
                 signal.signal(one, handler)

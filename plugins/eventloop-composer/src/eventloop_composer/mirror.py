@@ -1,4 +1,4 @@
-"""The mirror: Composer's own State, Logger and Engine, kept in step with our State."""
+"""The mirror: Composer's own State, Logger and Engine, updated from our State."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from eventloop import Moment, PluginError, State
 from eventloop.devices import kind_of
 from eventloop_composer.engine import LeanEngine
-from eventloop_composer.kept import Kept
 from eventloop_composer.logs import ToEventloop, TrainerLogs
+from eventloop_composer.saved_state import SavedState
 from eventloop_composer.times import Evaluated, timestamp_of, until
 
 _PRECISIONS = {
@@ -46,7 +46,7 @@ class Mirror:
         theirs: Composer's State.
         logger: its Logger.
         engine: its Engine.
-        kept: what checkpoints keep of them all.
+        saved: what checkpoints keep of them all.
         logs: what Composer's trainer itself logs.
         numbers: takes what is logged by Composer's Logger to our loggers.
         since: from when on Composer's time counts, in ours.
@@ -78,7 +78,7 @@ class Mirror:
         self.logger = Logger(self.theirs, [*loggers, self.numbers])
         self.logs = TrainerLogs(self.theirs, loggers)
         self.theirs.callbacks = [*loggers, *callbacks]
-        self.kept = Kept(state, self.theirs, callbacks)
+        self.saved = SavedState(state, self.theirs, callbacks)
         self.engine = LeanEngine(self.theirs, self.logger, passes)
         self.since = Moment(0, 0, 0, 0, 0.0)
         self.evaluated = Evaluated()

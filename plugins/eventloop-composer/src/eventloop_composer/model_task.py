@@ -322,13 +322,13 @@ class ModelTask:
 
     # What a checkpoint keeps.
 
-    def kept(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """Returns where the schedulers are."""
         return {"schedulers": [encoded(_plain(one)) for one in self._schedulers()]}
 
-    def put_kept(self, kept: Mapping[str, Any]) -> None:
-        """Has the schedulers go on from what `kept` returned."""
-        for one, state in zip(self._schedulers(), kept["schedulers"], strict=True):
+    def put_saved(self, saved: Mapping[str, Any]) -> None:
+        """Has the schedulers go on from what `saved` returned."""
+        for one, state in zip(self._schedulers(), saved["schedulers"], strict=True):
             one.load_state_dict(decoded(state))
 
     def _schedulers(self) -> Sequence[LRScheduler]:

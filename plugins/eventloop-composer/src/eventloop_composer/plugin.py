@@ -88,7 +88,7 @@ class Composer:
         return plugin
 
     def _run(self, session: Session, task: TrainedModel | None) -> None:
-        from eventloop_composer.gradients import KeptGradients
+        from eventloop_composer.gradients import SavedGradients
         from eventloop_composer.steps import Steps
 
         self.session, self._task = session, task
@@ -98,7 +98,7 @@ class Composer:
         for name in SAME:
             if name in session.events:
                 setattr(self, name, hookimpl(session.firing(name)))
-        self._gradients, self._steps = KeptGradients(session.is_watched), Steps(session)
+        self._gradients, self._steps = SavedGradients(session.is_watched), Steps(session)
         for part in (self._gradients, self._steps):
             for name in part.hooks:
                 setattr(self, name, getattr(part, name))
@@ -115,7 +115,7 @@ class Composer:
         self.session.fire("init")
         self.mirror.logs.begin()
         state.model = self.mirror.theirs.model
-        self.mirror.kept.begin_layers()
+        self.mirror.saved.begin_layers()
         if self._task:
             self._task.take_model(state)
 
@@ -171,7 +171,7 @@ class Composer:
         if mirror.theirs.dataloader is not None:
             state.train_dataloader = mirror.theirs.dataloader
         if self._loaded is not None:
-            self.mirror.kept.put_layers(self._loaded)
+            self.mirror.saved.put_layers(self._loaded)
             self._loaded = None
         mirror.numbers.is_heard = True
 
@@ -317,17 +317,17 @@ class Composer:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of algorithms, callbacks, wrapped optimizers and changed layers."""
-        kept = self.mirror.kept.state_dict() | {"optimizers": self._steps.wrappers()}
-        kept["since"] = self.mirror.since._asdict()
+        saved = self.mirror.saved.state_dict() | {"optimizers": self._steps.wrappers()}
+        saved["since"] = self.mirror.since._asdict()
         if self._task:
-            kept["task"] = self._task.kept()
-        return kept
+            saved["task"] = self._task.saved()
+        return saved
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Restores what `state_dict` returned; what events of the start change anew, after them."""
         self._loaded = state
         self._steps.restore(self.mirror.state, state["trained"])
-        self.mirror.kept.load_state_dict(state)
+        self.mirror.saved.load_state_dict(state)
         self.mirror.since = Moment(**state["since"])
         if self._task:
-            self._task.put_kept(state["task"])
+            self._task.put_saved(state["task"])

@@ -55,11 +55,11 @@ class TrainedModel(Protocol):
     def end_eval(self, state: State) -> None:
         """Shows the results of an eval set in Composer's State."""
 
-    def kept(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of it."""
 
-    def put_kept(self, kept: Mapping[str, Any]) -> None:
-        """Restores what `kept` returned."""
+    def put_saved(self, saved: Mapping[str, Any]) -> None:
+        """Restores what `saved` returned."""
 
 
 class Session:

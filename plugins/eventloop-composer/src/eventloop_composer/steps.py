@@ -174,8 +174,8 @@ class Steps:
             params[name].requires_grad = False
         names = {id(one): name for name, one in params.items()}
         for key, optimizer in state.optimizers.items():
-            for group, kept in zip(optimizer.param_groups, trained["groups"][key], strict=True):
-                group["params"] = [one for one in group["params"] if names.get(id(one)) in kept]
+            for group, saved in zip(optimizer.param_groups, trained["groups"][key], strict=True):
+                group["params"] = [one for one in group["params"] if names.get(id(one)) in saved]
             optimizer.load_state_dict(states[key])
 
     def wrappers(self) -> dict[str, Any]:
@@ -187,14 +187,14 @@ class Steps:
             found[name] = {"attributes": attributes, "state": outer.state_dict()["state"]}
         return found
 
-    def put_wrappers(self, kept: Mapping[str, Any]) -> None:
+    def put_wrappers(self, saved: Mapping[str, Any]) -> None:
         """Restores what `wrappers` returned; the groups are those of the optimizers inside."""
         for name, outer in zip(self._inner, self._session.mirror.theirs.optimizers, strict=False):
-            if name not in kept:
+            if name not in saved:
                 continue
-            vars(outer).update(kept[name]["attributes"])
+            vars(outer).update(saved[name]["attributes"])
             params = [one for group in outer.param_groups for one in group["params"]]
-            for idx, values in kept[name]["state"].items():
+            for idx, values in saved[name]["state"].items():
                 here = params[idx].device
                 outer.state[params[idx]] = {
                     key: one.to(here) if isinstance(one, Tensor) else one

@@ -138,11 +138,11 @@ class Trainer:
         Raises:
             TaskError: there is nothing to evaluate.
         """
-        kept = list(self.state.evaluators)
+        saved = list(self.state.evaluators)
         if eval_dataloader is not None:
             self._take_evaluators(eval_dataloader, "1ep", subset_num_batches)
         elif subset_num_batches != -1:
-            for one in kept:
+            for one in saved:
                 one.subset_num_batches = subset_num_batches
         if not self.state.evaluators:
             raise TaskError(
@@ -151,8 +151,8 @@ class Trainer:
             )
         self.eventloop.eval()
         if eval_dataloader is not None:
-            self.state.evaluators = kept
-            self._model_task.parts.evaluators = kept
+            self.state.evaluators = saved
+            self._model_task.parts.evaluators = saved
 
     def predict(
         self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True
@@ -260,14 +260,14 @@ class Trainer:
         state = self.eventloop.state
         if not self._model_task.ask_evaluators(state, "fit_end"):
             return
-        kept = state.eval_dataloaders
-        state.eval_dataloaders = {name: kept[name] for name in state.eval_sets}
+        saved = state.eval_dataloaders
+        state.eval_dataloaders = {name: saved[name] for name in state.eval_sets}
         self._plugin.session.in_fit = True
         try:
             self.eventloop.eval()
         finally:
             self._plugin.session.in_fit = False
-            state.eval_dataloaders = kept
+            state.eval_dataloaders = saved
 
     def _load_weights(self, *, strict: bool) -> None:
         path = str(self._load)

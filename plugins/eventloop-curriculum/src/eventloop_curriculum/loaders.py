@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.toolbox import map_tensors
 
-_KEPT = ("num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn",
+_ARGUMENTS = ("num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn",
          "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
          "in_order")  # fmt: skip
 
@@ -31,15 +31,15 @@ def remade(
     """
     if dataloader.batch_size is None:
         raise ValueError("its batches are made by the data set or by a batch sampler")
-    kept = {name: getattr(dataloader, name) for name in _KEPT}
+    arguments = {name: getattr(dataloader, name) for name in _ARGUMENTS}
     if not isinstance(dataloader.dataset, IterableDataset):
-        kept["sampler"] = dataloader.sampler
+        arguments["sampler"] = dataloader.sampler
     collate_fn = dataloader.collate_fn
     return type(dataloader)(
         dataloader.dataset,
         batch_size=dataloader.batch_size if batch_size is None else batch_size,
         collate_fn=collate_fn if seq_len is None else Shortened(collate_fn, seq_len),
-        **kept,
+        **arguments,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.toolbox import describe_pair, is_pair, switch_off
-from eventloop_blending import SecondTargets, has_turn
+from eventloop_blending import SecondTargets, owns_batch
 from eventloop_cutmix.cutting import cut_and_paste, draw_box
 
 
@@ -58,7 +58,7 @@ class Cutmix:
                 fix="let the data loader give such pairs, or switch cutmix off with "
                 + switch_off("cutmix"),
             )
-        if not has_turn(state, self):
+        if not owns_batch(state, self):
             return
         images, targets = state.inputs, state.targets
         height, width = images.shape[2:]

@@ -65,12 +65,12 @@ class Averages:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Puts the averages in the weights' place, and the weights back, bit by bit."""
-        kept = [one.detach().clone() for one in self._values()]
+        saved = [one.detach().clone() for one in self._values()]
         _copy(self._averages, self._values())
         try:
             yield
         finally:
-            _copy(kept, self._values())
+            _copy(saved, self._values())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the averages by name; where they are shards, this rank's slices."""

@@ -199,7 +199,7 @@ class LineFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
                 self._descriptor = os.open(self.path, flags, 0o666)
-            _mend(self._descriptor)
+            _end_line(self._descriptor)
         return self._descriptor
 
 
@@ -249,7 +249,7 @@ def _about(line: bytes) -> bytes:
     return json.dumps({key: one for key, one in row.items() if key not in _OWN}).encode()
 
 
-def _mend(descriptor: int) -> None:
+def _end_line(descriptor: int) -> None:
     """Makes a file end with a line: half a one of ours is cut off, anything else is ended."""
     num_bytes = os.fstat(descriptor).st_size
     if not num_bytes:

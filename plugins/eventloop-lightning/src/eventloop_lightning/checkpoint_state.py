@@ -64,23 +64,23 @@ class Keeping:
         """
         trainer, module = self._trainer, self._trainer.lightning_module
         dumped = self._dumped()
-        kept = {key: one for key, one in dumped.items() if key not in ELSEWHERE}
+        saved = {key: one for key, one in dumped.items() if key not in ELSEWHERE}
         if "state_dict" in dumped and not _is_of(module, dumped["state_dict"]):
-            kept["state_dict"] = dumped["state_dict"]  # a hook has put other weights there
+            saved["state_dict"] = dumped["state_dict"]  # a hook has put other weights there
         connector = trainer._logger_connector
-        kept["numbers"] = {name: dict(getattr(connector, name)) for name in _NUMBERS}
-        kept["place"] = {name: getattr(connector, name) for name in _PLACE}
-        kept["results"] = trainer.fit_loop.epoch_loop._results.state_dict()
+        saved["numbers"] = {name: dict(getattr(connector, name)) for name in _NUMBERS}
+        saved["place"] = {name: getattr(connector, name) for name in _PLACE}
+        saved["results"] = trainer.fit_loop.epoch_loop._results.state_dict()
         params = module.named_parameters()
-        kept["frozen"] = [name for name, one in params if not one.requires_grad]
-        kept["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
-        kept["gradients"] = self._gradients()
-        kept["counts"] = counts_of(module)
+        saved["frozen"] = [name for name, one in params if not one.requires_grad]
+        saved["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
+        saved["gradients"] = self._gradients()
+        saved["counts"] = counts_of(module)
         hidden = {str(idx): trainer.optimizers[idx].state_dict() for idx in self._hidden}
-        kept["hidden_optimizers"] = hidden
-        kept["first"] = list(trainer.fit_loop.first)
-        kept["files"] = self.files.state_dict()
-        return kept
+        saved["hidden_optimizers"] = hidden
+        saved["first"] = list(trainer.fit_loop.first)
+        saved["files"] = self.files.state_dict()
+        return saved
 
     def require_savable(self) -> None:
         """Refuses states of callbacks and data module that the run's checkpoints couldn't hold.

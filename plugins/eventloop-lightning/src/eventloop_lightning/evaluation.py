@@ -37,7 +37,7 @@ def predicted(trainer: Any, dataloader: Any) -> list[Any]:
         return list(loop.run() or [])
 
 
-def computed_beside(trainer: Any, calls: HookCalls, batch: Any) -> Any:
+def computed_untrained(trainer: Any, calls: HookCalls, batch: Any) -> Any:
     """Runs the training step on a batch that isn't trained on; its numbers are forgotten."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     connector, results = trainer._logger_connector, loop._results

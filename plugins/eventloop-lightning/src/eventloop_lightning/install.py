@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer as LightningTrainer
 from eventloop_lightning.trainer import Trainer
 
 # Modules in which the name stays Lightning's own: they define or extend the class.
-_KEPT = ("eventloop_lightning.", "lightning.pytorch.", "pytorch_lightning.")
+_PREFIXES = ("eventloop_lightning.", "lightning.pytorch.", "pytorch_lightning.")
 _PUBLIC = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.pytorch.trainer",
            "pytorch_lightning.trainer")  # fmt: skip
 
@@ -41,10 +41,10 @@ def install(
     Installed.__init__.__signature__ = inspect.signature(Trainer.__init__)  # type: ignore[attr-defined]
     for base in (LightningTrainer, *(one for one in Trainer.__subclasses__() if _is_ours(one))):
         for kind in base.__subclasses__():
-            if kind is not Trainer and not kind.__module__.startswith(_KEPT):
+            if kind is not Trainer and not kind.__module__.startswith(_PREFIXES):
                 kind.__bases__ = tuple(Installed if one is base else one for one in kind.__bases__)
     for name, module in [*sys.modules.items()]:
-        if name not in _PUBLIC and name.startswith(_KEPT):
+        if name not in _PUBLIC and name.startswith(_PREFIXES):
             continue
         for attribute, value in [*getattr(module, "__dict__", {}).items()]:
             if value is LightningTrainer or _is_ours(value):

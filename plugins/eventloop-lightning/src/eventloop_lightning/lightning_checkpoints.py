@@ -73,8 +73,8 @@ class ResumableFiles:
     def averages(self, state: State) -> dict[str, Tensor]:
         """Returns the weights that files have now: those of a validation after this batch, if any."""
         assert self.lend is not None
-        kept = self._validated
-        return kept[1] if kept is not None and kept[0] == state.clock.batch else self.lend()
+        saved = self._validated
+        return saved[1] if saved is not None and saved[0] == state.clock.batch else self.lend()
 
     def take(self, content: dict[str, Any], path: Any, options: Any) -> None:
         """Called before a file is written; adds the rest, if the fit is over."""
@@ -161,15 +161,15 @@ def checkpoint_in(trainer: Any, path: Any, weights_only: bool | None) -> Checkpo
     return Checkpoint(where, rest["batch"], rest["facts"], rest["parts"], rest["version"], names)
 
 
-def _with_rest(content: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+def _with_rest(content: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a file lacks, with its own weights and what hooks have put into it."""
-    rest = {key: one for key, one in kept.items() if key != "optimizers"}
+    rest = {key: one for key, one in saved.items() if key != "optimizers"}
     parts = {"model": content["state_dict"], **rest["parts"]}
     if "plugins" in parts:  # of rank 0, which writes
         task = parts["plugins"]["task"]
         hidden, states = task["state"]["hidden_optimizers"], content["optimizer_states"]
         shown = [one for idx, one in enumerate(states) if str(idx) not in hidden]
-        parts["optimizers"] = dict(zip(kept["optimizers"], shown, strict=True))
+        parts["optimizers"] = dict(zip(saved["optimizers"], shown, strict=True))
         now = {key: one for key, one in content.items() if key not in (*ELSEWHERE, "loops")}
         now["hidden_optimizers"] = {idx: states[int(idx)] for idx in hidden}
         task = {**task, "state": {**task["state"], **now}}

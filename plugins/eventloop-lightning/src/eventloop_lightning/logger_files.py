@@ -112,19 +112,19 @@ class OwnFiles:
                 logger._experiment = table = Table(logger.log_dir)
                 self._tables[str(Path(logger.log_dir).resolve())] = table
 
-    def begin(self, kept: Mapping[str, Any]) -> None:
+    def begin(self, saved: Mapping[str, Any]) -> None:
         """Takes back what was written after the checkpoint that the run goes on from.
 
         Args:
-            kept: what `state_dict` returned then; empty for a run that begins.
+            saved: what `state_dict` returned then; empty for a run that begins.
         """
         for path, table in self._tables.items():
-            if (position := kept.get("tables", {}).get(path)) is not None:
+            if (position := saved.get("tables", {}).get(path)) is not None:
                 table.cut(**position)
             else:
                 table.begin()
         for path in self._noted.get("checkpoints", ()):
-            if path in kept.get("checkpoints", ()):
+            if path in saved.get("checkpoints", ()):
                 self._checkpoints.append(path)
             else:
                 Path(path).unlink(missing_ok=True)

@@ -21,13 +21,15 @@ def either_lightning() -> Iterator[None]:
     if first not in _THEIRS or "pytorch_lightning" not in sys.modules:
         yield
         return
-    kept = {name: one for name, one in sys.modules.items() if name.partition(".")[0] == "lightning"}
+    modules = {
+        name: one for name, one in sys.modules.items() if name.partition(".")[0] == "lightning"
+    }
     aliases = {"lightning": ModuleType("lightning")}
     for name, module in [*sys.modules.items()]:
         package, _, rest = name.partition(".")
         if package in _THEIRS:
             aliases[f"{_THEIRS[package]}.{rest}".strip(".")] = module
-    for name in kept:
+    for name in modules:
         del sys.modules[name]
     sys.modules.update(aliases)
     try:
@@ -35,4 +37,4 @@ def either_lightning() -> Iterator[None]:
     finally:
         for name in aliases:
             del sys.modules[name]
-        sys.modules.update(kept)
+        sys.modules.update(modules)

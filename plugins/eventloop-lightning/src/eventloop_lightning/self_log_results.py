@@ -71,8 +71,8 @@ class Results(_ResultCollection):
 
     def load_state_dict(self, state: Mapping[str, Any], module: LightningModule) -> None:
         """Goes on from what `state_dict` returned, with the metrics of a module."""
-        for key, kept in state.items():
-            self[key] = _made(kept, self._reduce, module)
+        for key, saved in state.items():
+            self[key] = _made(saved, self._reduce, module)
 
 
 def _is_like(value: Any, metric: Any) -> bool:
@@ -97,17 +97,17 @@ def _taken(one: Any) -> dict[str, Any]:
 
 
 def _made(
-    kept: Mapping[str, Any], reduce: Callable[..., Any], module: LightningModule
+    saved: Mapping[str, Any], reduce: Callable[..., Any], module: LightningModule
 ) -> _ResultMetric:
-    meta = _Metadata(**kept["meta"], reduce_fx=_REDUCE[kept["reduce"]])
-    sync = kept["sync"]
+    meta = _Metadata(**saved["meta"], reduce_fx=_REDUCE[saved["reduce"]])
+    sync = saved["sync"]
     meta.sync = _Sync(_should=sync["should"], fn=reduce, rank_zero_only=sync["rank_zero_only"])
-    metric = _ResultMetric(meta, is_tensor=kept["is_tensor"])
+    metric = _ResultMetric(meta, is_tensor=saved["is_tensor"])
     if not metric.is_tensor:
         metric.value = module.get_submodule(meta.metric_attribute)
-    for name, value in kept["values"].items():
+    for name, value in saved["values"].items():
         setattr(metric, name, value)
-    metric.has_reset, metric._update_count = kept["has_reset"], kept["updates"]
+    metric.has_reset, metric._update_count = saved["has_reset"], saved["updates"]
     return metric
 
 
@@ -129,8 +129,8 @@ def counts_of(module: LightningModule) -> dict[str, Any]:
 
 def put_counts(module: LightningModule, counts: Mapping[str, Any]) -> None:
     """Has the metrics of a module go on from what `counts_of` returned, where the metrics are."""
-    for name, kept in counts.items():
+    for name, saved in counts.items():
         metric = module.get_submodule(name)
-        for field, value in kept["values"].items():
+        for field, value in saved["values"].items():
             setattr(metric, field, move_data_to_device(value, metric.device))
-        metric._update_count = kept["updates"]
+        metric._update_count = saved["updates"]

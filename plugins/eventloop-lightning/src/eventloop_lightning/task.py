@@ -19,7 +19,7 @@ from eventloop.toolbox import announce_off
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
 from eventloop_lightning.checkpoint_state import Keeping
-from eventloop_lightning.evaluation import computed_beside, evaluated, predicted
+from eventloop_lightning.evaluation import computed_untrained, evaluated, predicted
 from eventloop_lightning.hook_calls import HookCalls
 from eventloop_lightning.lightning_checkpoints import ResumableFiles
 from eventloop_lightning.optimization import Automatic, Manual
@@ -278,7 +278,7 @@ class LightningTask:
         # What the loop has loaded is transferred already; a pass beside it takes batches itself.
         is_raw = has_transfer(self._trainer) and not self._in_batch
         batch = self._transferred(state.batch) if is_raw else state.batch
-        return computed_beside(self._trainer, self._calls, batch)
+        return computed_untrained(self._trainer, self._calls, batch)
 
     @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.toolbox import describe_pair, is_pair, switch_off
-from eventloop_blending import SecondTargets, has_turn
+from eventloop_blending import SecondTargets, owns_batch
 from eventloop_mixup.mixing import draw_lam, mix
 
 
@@ -56,7 +56,7 @@ class Mixup:
     def before_train_batch(self, state: State) -> None:
         """Mixes the whole batch, so that its slicing into microbatches changes nothing."""
         inputs, targets = _mixable(state.batch)
-        if not has_turn(state, self):
+        if not owns_batch(state, self):
             return
         generator = state.generator("mixup")
         permutation = torch.randperm(len(inputs), generator=generator, device=state.device)

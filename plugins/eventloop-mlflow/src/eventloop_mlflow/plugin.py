@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import Moment, PluginError, hookimpl, is_interruption
 from eventloop.toolbox import as_option, switch_off
-from eventloop_mlflow.beside import Beside
+from eventloop_mlflow.background_call import BackgroundCall
 from eventloop_mlflow.names import (
     POINTS_AT_ONCE,
     Point,
@@ -70,7 +70,7 @@ class Mlflow:
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
         self._begin: Callable[[], str] | None = None
-        self._beside: Beside | None = None
+        self._background: BackgroundCall | None = None
         # The run's id in MLflow: once it has begun here, and where it may be from a checkpoint.
         self._run: str | None = None
         self._run_id: str | None = None
@@ -87,9 +87,9 @@ class Mlflow:
         self._send_at = 0.0
         self._is_failing = False
         self._last_checkpoint: Path | None = None
-        # Of the latest step: how many points of each name were told.
+        # Of the latest step: how many points of each name were sent.
         self._step = 0
-        self._told: Counter[str] = Counter()
+        self._num_sent: Counter[str] = Counter()
 
     @staticmethod
     def start_early() -> None:
@@ -115,7 +115,7 @@ class Mlflow:
             if self._run is None:
                 self._begin = self._beginning(state)
                 # A database takes seconds to open, which the first batch needn't wait for.
-                self._beside = Beside(self._begun)
+                self._background = BackgroundCall(self._begun)
             else:
                 self._now(lambda: self._call("set_status", "RUNNING"))
 
@@ -123,11 +123,11 @@ class Mlflow:
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Keeps the numbers until they are sent."""
         if at.batch > self._step:
-            self._step, self._told = at.batch, Counter()
+            self._step, self._num_sent = at.batch, Counter()
         now_ms = time.time_ns() // 1_000_000
         for name, value in numbers.items():
             known = accepted_name(name)
-            self._told[known] += at.batch == self._step
+            self._num_sent[known] += at.batch == self._step
             self._waiting.append(Point(known, _float(value), at.batch, now_ms))
         self._num_lost += max(0, len(self._waiting) - _MOST_WAITING)
         del self._waiting[:-_MOST_WAITING]
@@ -146,7 +146,7 @@ class Mlflow:
     @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
         """Sends the numbers, if it is time, in a thread: the next batch waits for no store."""
-        if self._beside is None or self._beside.is_done():
+        if self._background is None or self._background.is_done():
             self._settle()
             if time.perf_counter() >= self._send_at:
                 self._start_sending()
@@ -192,21 +192,21 @@ class Mlflow:
         if self._begin is not None and (self._waiting or self._texts or self._run is not None):
             self._now(self._send)
         of_this_run = {"run_id": self._run_id}
-        return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._told)}
+        return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._num_sent)}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes which run it is; it is found again when training goes on."""
         self._was_loaded = True
         # In older checkpoints the id stands beside the step.
         self._run_id, self._step = state.get("of_this_run", state)["run_id"], state["step"]
-        self._told = Counter(state["told"])
+        self._num_sent = Counter(state["told"])
 
     def _beginning(self, state: StateView) -> Callable[[], str]:
         """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
         batch, run_dir, manifest = state.clock.batch, str(state.run_dir.absolute()), state.manifest
         # Naming a checkpoint to resume from begins another run.
         goes_on = (batch > 0 or self._was_loaded) and state.settings.resume == "auto"
-        run_id, step, told = self._run_id, self._step, dict(self._told)
+        run_id, step, num_sent = self._run_id, self._step, dict(self._num_sent)
         start_ms = time.time_ns() // 1_000_000
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
         description = parameters(manifest), tags(manifest), plain(manifest)
@@ -220,7 +220,7 @@ class Mlflow:
             if found is not None:
                 # Without a state of its own it knows no more than where the run goes on. MLflow
                 # can't delete a point: those that are there are left out when they come again.
-                known = {} if run_id is None else {(name, step): n for name, n in told.items()}
+                known = {} if run_id is None else {(name, step): n for name, n in num_sent.items()}
                 there = call(found, "points_from", batch if run_id is None else step)
                 self._there = Counter(map(tuple, there)) - Counter(known)
                 call(found, "set_status", "RUNNING")
@@ -255,10 +255,10 @@ class Mlflow:
 
     def _settle(self) -> None:
         """Waits for the thread, if there is one; its failure is dealt with."""
-        if self._beside is not None:
-            self._beside.wait()  # Ctrl-C here leaves to the thread what it sends
-            beside, self._beside = self._beside, None
-            self._tried(beside.result)
+        if self._background is not None:
+            self._background.wait()  # Ctrl-C here leaves to the thread what it sends
+            call, self._background = self._background, None
+            self._tried(call.result)
 
     def _now(self, call: Callable[[], None]) -> None:
         """Does something with the run, behind what the thread does."""
@@ -272,7 +272,7 @@ class Mlflow:
             self._begun()
             call()
 
-        self._beside = Beside(calls)
+        self._background = BackgroundCall(calls)
 
     def _collect(self) -> None:
         """Puts what waits behind what could not be sent; without a thread."""

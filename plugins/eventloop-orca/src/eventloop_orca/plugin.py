@@ -56,14 +56,14 @@ class Orca:
         main = type(self._points.main).__name__
         self.note = f"the main callback {main} owns {actions}" if owned else ""
         self.conflicts = tuple(name for part in owned for name in part.conflicts)
-        self._kept: dict[str, Any] = {}
+        self._items: dict[str, Any] = {}
         self._runner: Any = None
         self._eval_idx = 0
 
     @hookimpl
     def after_load(self, state: State) -> None:
         """Makes the runner; refuses what the main callback can't do."""
-        self._runner = Runner(state, self._kept)
+        self._runner = Runner(state, self._items)
         if self._points.main is not None:
             problems = list(problems_with_main(state, self._points))
             if problems:
@@ -170,14 +170,14 @@ class Orca:
     def state_dict(self) -> dict[str, Any]:
         """Returns what callbacks have put, and the state of those that have a `state_dict`."""
         return {
-            "kept": {key: value for key, value in self._kept.items() if _can_be_saved(key, value)},
+            "kept": {key: value for key, value in self._items.items() if _can_be_saved(key, value)},
             "callbacks": {str(idx): one.state_dict() for idx, one in self._with_state()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Restores it."""
-        self._kept.clear()
-        self._kept.update(state["kept"])
+        self._items.clear()
+        self._items.update(state["kept"])
         for idx, one in self._with_state():
             if str(idx) in state["callbacks"]:
                 one.load_state_dict(state["callbacks"][str(idx)])

@@ -59,9 +59,9 @@ class Runner:
     loss = _OfIteration("loss")
     target = _OfIteration("target")
 
-    def __init__(self, state: State, kept: dict[str, Any]) -> None:
+    def __init__(self, state: State, items: dict[str, Any]) -> None:
         self._state = state
-        self._kept = kept
+        self._items = items
         self._iteration: dict[str, Any] = {}
         self._is_predicting = False
         self._is_stopped = False
@@ -213,9 +213,9 @@ class Runner:
         Raises:
             KeyError: the key is there; `update` changes its value.
         """
-        if key in self._kept:
+        if key in self._items:
             raise KeyError(f"{key!r} is there already; change it with runner.update")
-        self._kept[key] = value
+        self._items[key] = value
 
     def get(self, key: str) -> Any:
         """Returns the value of a key.
@@ -223,7 +223,7 @@ class Runner:
         Raises:
             KeyError: it isn't there.
         """
-        return self._kept[self._known(key)]
+        return self._items[self._known(key)]
 
     def update(self, key: str, value: Any) -> None:
         """Replaces the value of a key.
@@ -231,7 +231,7 @@ class Runner:
         Raises:
             KeyError: it isn't there.
         """
-        self._kept[self._known(key)] = value
+        self._items[self._known(key)] = value
 
     def remove(self, key: str) -> None:
         """Takes a key and its value away.
@@ -239,11 +239,11 @@ class Runner:
         Raises:
             KeyError: it isn't there.
         """
-        del self._kept[self._known(key)]
+        del self._items[self._known(key)]
 
     def _known(self, key: str) -> str:
-        if key not in self._kept:
-            raise KeyError(f"no item is named {key!r}; there are {sorted(self._kept)}")
+        if key not in self._items:
+            raise KeyError(f"no item is named {key!r}; there are {sorted(self._items)}")
         return key
 
 

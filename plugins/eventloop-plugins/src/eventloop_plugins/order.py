@@ -25,8 +25,8 @@ COMMAND = Command(
     argument="[HOOK]",
 )
 _COLUMNS = ("hook", "plugin", "role", "how", "why here")
-_NOBODY = "the task, else the core"
-_NOBODY_AT_ALL = "none: a call without an answer is an error"
+_DEFAULT_OWNER = "the task, else the core"
+_NO_OWNER = "none: a call without an answer is an error"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,8 +85,9 @@ def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
     plan["remarks"] = list(remarks(assembly, ordered))
     if hook.kind == "action":
         is_owned = bool(asked) and not asked[-1].conditional
-        without_order = _NOBODY_AT_ALL if hook.declared_by else _NOBODY
-        plan["owner"] = asked[-1].plugin.name if is_owned else without_order
+        without_owner = _NO_OWNER if hook.declared_by else _DEFAULT_OWNER
+        plan["owner"] = asked[-1].plugin.name if is_owned else without_owner
+        plan["is_owned"] = is_owned
     return plan
 
 
@@ -143,7 +144,7 @@ def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for idx, call in enumerate(plan["calls"]):
         plugin = "  " * call["depth"] + call["plugin"]
         yield plan["hook"] if not idx else "", plugin, call["role"], call["how"], call["reason"]
-    if plan.get("owner") in (_NOBODY, _NOBODY_AT_ALL):
+    if not plan.get("is_owned", True):
         depth = sum(call["how"].startswith("wrapper") for call in plan["calls"])
         name = plan["hook"] if not plan["calls"] else ""
         yield name, "  " * depth + f"({plan['owner']})", "", "owner", ""

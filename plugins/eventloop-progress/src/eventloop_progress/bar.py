@@ -34,10 +34,10 @@ BAR = Field(" " * NARROWEST, importance=3, is_bar=True)
 
 def fitting(fields: Sequence[Field], width: int) -> list[Field]:
     """Leaves out the least important fields until the rest fits; one always stays."""
-    kept = [field for field in fields if field.text]
-    while len(kept) > 1 and _width(kept) > width:
-        kept.remove(min(kept, key=lambda field: field.importance))
-    return kept
+    shown = [field for field in fields if field.text]
+    while len(shown) > 1 and _width(shown) > width:
+        shown.remove(min(shown, key=lambda field: field.importance))
+    return shown
 
 
 def _width(fields: Sequence[Field]) -> int:
@@ -53,9 +53,9 @@ class Line:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        kept = fitting(self.fields, width)
-        bar_width = min(WIDEST, NARROWEST + width - _width(kept))
-        for idx, field in enumerate(kept):
+        shown = fitting(self.fields, width)
+        bar_width = min(WIDEST, NARROWEST + width - _width(shown))
+        for idx, field in enumerate(shown):
             if idx:
                 yield Text(" " * GAP, end="")
             if field.is_bar:

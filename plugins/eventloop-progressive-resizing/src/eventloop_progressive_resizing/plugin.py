@@ -127,8 +127,8 @@ class ProgressiveResizing:
     @hookimpl
     def training_end(self, state: State) -> None:
         """Warns if the run has seen no whole images."""
-        is_told = state.rank == 0 and state.stop_reason is None and state.duration is not None
-        if is_told and self._growth is not None and self._growth.frac(state) < 1:
+        may_warn = state.rank == 0 and state.stop_reason is None and state.duration is not None
+        if may_warn and self._growth is not None and self._growth.frac(state) < 1:
             warnings.warn(
                 f"progressive-resizing: the run has ended before whole images came, end={self.end}; "
                 'give an earlier end, as a fraction of the run for example: "0.5dur"',

@@ -155,10 +155,10 @@ class RemoteCheckpoints:
     def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
         """Does what `Checkpoints.prune` does, which may download checkpoints to know that they are usable."""
         names = self._names()
-        kept = [name for name in names if batch_in(name) in keep]
-        others = [name for name in names if name not in kept]
+        wanted = [name for name in names if batch_in(name) in keep]
+        others = [name for name in names if name not in wanted]
         removed = surplus(
-            kept, others, lambda name: self.folder / name == safe or self._is_usable(name)
+            wanted, others, lambda name: self.folder / name == safe or self._is_usable(name)
         )
         for name in removed:
             self._remove(name)

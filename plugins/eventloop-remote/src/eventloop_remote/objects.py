@@ -156,7 +156,7 @@ class Objects:
         try:
             self._try(action, path, done)
         except FileNotFoundError as error:  # there is no such bucket
-            raise self._error(error, path, done) from self._told(error)
+            raise self._error(error, path, done) from self._cause(error)
 
     def _try(self, action: Callable[[], T], path: str, done: str) -> T:
         for pause_s in _ATTEMPTS:
@@ -166,11 +166,11 @@ class Objects:
                 raise
             except Exception as error:  # noqa: BLE001  each package has classes of its own
                 if pause_s is None or not _may_pass(error):
-                    raise self._error(error, path, done) from self._told(error)
+                    raise self._error(error, path, done) from self._cause(error)
                 self._pause(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def _told(self, error: Exception) -> Exception | None:
+    def _cause(self, error: Exception) -> Exception | None:
         """Returns an error unless its text may have a password."""
         return error if str(self._url) == self._url.full else None
 

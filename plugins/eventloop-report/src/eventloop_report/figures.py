@@ -153,7 +153,7 @@ def file_names(plots: Iterable[Plot]) -> list[str]:
     """Returns a name for each plot's file, made of letters, digits and dashes; no two the same."""
     names: list[str] = []
     for plot in plots:
-        kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in plot.title)
-        base = kept[:60].strip("-").lower() or "plot"
+        slug = "".join(char if char.isascii() and char.isalnum() else "-" for char in plot.title)
+        base = slug[:60].strip("-").lower() or "plot"
         names.append(base if base not in names else f"{base}-{len(names)}")
     return names

@@ -159,9 +159,9 @@ class Report:
         self._enter("everything else")
         self._since = None
         reason = state.stop_reason
-        told = reason or "finished"
+        outcome = reason or "finished"
         is_pruned = status_of(reason) == "pruned"
-        self._write(state, told if is_pruned or reason is None else f"stopped: {told}")
+        self._write(state, outcome if is_pruned or reason is None else f"stopped: {outcome}")
 
     @hookimpl(rank_zero=True)
     def exception(self, state: StateView, error: BaseException) -> None:

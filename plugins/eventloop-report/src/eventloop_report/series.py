@@ -98,9 +98,9 @@ class Numbers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave."""
         self.by_name = {}
-        for name, kept in state["named"]:
+        for name, saved in state["named"]:
             self.by_name[name] = series = Series()
-            series.load_state_dict(kept)
+            series.load_state_dict(saved)
         self._left_out = set(state["left_out"])
 
 

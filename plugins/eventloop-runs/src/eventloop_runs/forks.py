@@ -108,11 +108,11 @@ class ForkServer:
             return
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until the process tells something, or has ended, but no longer than a time."""
+        """Waits until the process sends a message or ends, for `timeout_s` at most."""
         select.select([self._connection], [], [], timeout_s)
 
     def receive(self) -> bool:
-        """Reads what the process has told; returns whether it goes on telling."""
+        """Reads the messages of the process; returns whether it still runs."""
         while True:
             try:
                 data = self._connection.recv(_MESSAGE_BYTES)
@@ -122,9 +122,9 @@ class ForkServer:
                 return False
             if not data:
                 return False
-            told = json.loads(data)
-            self.refusal = told.get("refused", self.refusal)
-            self._runs[told["run"]].told(told)
+            message = json.loads(data)
+            self.refusal = message.get("refused", self.refusal)
+            self._runs[message["run"]].update(message)
 
     def close(self) -> None:
         """Ends the process; runs that are under way get SIGTERM."""
@@ -147,8 +147,8 @@ class _Fork:
         self._pid: int | None = None
         self._signal = 0
 
-    def told(self, content: Mapping[str, Any]) -> None:
-        """Takes note of what the server tells of it."""
+    def update(self, content: Mapping[str, Any]) -> None:
+        """Records what the server reports about it."""
         self._pid = content.get("pid", self._pid)
         self.returncode = content.get("status", self.returncode)
         if "refused" in content:

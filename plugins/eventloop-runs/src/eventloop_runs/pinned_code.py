@@ -167,20 +167,20 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    told = set()
+    named = set()
     for name in sorted(then["plugins"].keys() | now["plugins"].keys()):
         old, new = (one["plugins"].get(name) for one in (then, now))
         before, after = (one["version"] if one else _ABSENT for one in (old, new))
         if before != after:
-            told |= {one.partition(" ")[0] for one in (before, after)}
+            named |= {one.partition(" ")[0] for one in (before, after)}
             yield f"plugin {name}: {before} -> {after}"
         elif old is not None and new is not None:
             for line in _changes(old["files"], new["files"]):
                 yield f"plugin {name}: {line}"
-    kept = {name: now["versions"].get(name, _ABSENT) for name in then["versions"]}
+    versions = {name: now["versions"].get(name, _ABSENT) for name in then["versions"]}
     for name, version in then["versions"].items():
-        if kept[name] != version and name not in told:
-            yield f"{name}: {version} -> {kept[name]}"
+        if versions[name] != version and name not in named:
+            yield f"{name}: {version} -> {versions[name]}"
     yield from _changes({"eventloop": then["eventloop"]}, {"eventloop": now["eventloop"]})
     yield from _changes(then["files"], now["files"])
 

@@ -109,8 +109,8 @@ class _DryRun:
     @property
     def argv(self) -> Sequence[str]:
         # A dry run has limits of its own.
-        kept = (one for one in self.line if not one.startswith("--limit-"))
-        return (*kept, "--dry-run")
+        words = (one for one in self.line if not one.startswith("--limit-"))
+        return (*words, "--dry-run")
 
 
 class RunProcesses(Generic[R]):

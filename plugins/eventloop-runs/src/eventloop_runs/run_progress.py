@@ -43,7 +43,9 @@ class RunProgress(Generic[R]):
         """
         self._under_way.remove(outcome.run)
         self._num_done = self._num_done + 1 if num_done is None else num_done
-        line = f"{self._num_done}/{self._num_runs}  {_told(outcome, mark)}  {outcome.seconds:.1f} s"
+        line = (
+            f"{self._num_done}/{self._num_runs}  {_summary(outcome, mark)}  {outcome.seconds:.1f} s"
+        )
         if self._bar is None:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -62,11 +64,11 @@ class RunProgress(Generic[R]):
 
     def _show(self) -> None:
         if self._bar is not None:
-            told = "; ".join(map(str, self._under_way))
-            self._bar.update(self._bar.task_ids[0], completed=self._num_done, description=told)
+            text = "; ".join(map(str, self._under_way))
+            self._bar.update(self._bar.task_ids[0], completed=self._num_done, description=text)
 
 
-def _told(outcome: Outcome[Any], mark: str) -> str:
+def _summary(outcome: Outcome[Any], mark: str) -> str:
     if outcome.content is None:
         return f"{outcome.run}: failed: {outcome.reason}"
     metrics = outcome.content["metrics"]

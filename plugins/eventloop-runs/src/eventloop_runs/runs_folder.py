@@ -126,11 +126,11 @@ class RunsFolder:
 
     def result(self, run: Run) -> Path:
         """Returns the file with the result of a run, which is there when the run is done."""
-        return self._beside(run, ".json")
+        return self._sibling(run, ".json")
 
     def log(self, run: Run) -> Path:
         """Returns the file with what a run writes to the terminal."""
-        return self._beside(run, ".log")
+        return self._sibling(run, ".log")
 
     def open_log(self, run: Run) -> int:
         """Opens the log of a run to be appended to; refuses a link in the place of the run's folder.
@@ -141,12 +141,12 @@ class RunsFolder:
         self._files.names(run.place.as_posix())
         return self._files.append_to(self.log(run).relative_to(self.path).as_posix())
 
-    def kept(self, name: str) -> dict[str, Any] | None:
-        """Returns what was kept beside the runs; None where there is none."""
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Returns the content of a file that `keep` wrote; None where there is none."""
         return read_json(self._files, name)
 
     def keep(self, name: str, content: Mapping[str, Any]) -> None:
-        """Keeps a file beside the runs."""
+        """Writes a file next to the runs."""
         self._files.write(name, json.dumps(content, indent=1).encode("ascii"))
 
     def content(self, run: Run) -> dict[str, Any] | None:
@@ -169,7 +169,7 @@ class RunsFolder:
         content = self.content(run)
         return None if content is None else Outcome(run, content, "", self.log(run))
 
-    def _beside(self, run: Run, suffix: str) -> Path:
+    def _sibling(self, run: Run, suffix: str) -> Path:
         path = self.run_dir(run)
         return path.with_name(path.name + suffix)  # `lr-0.5` has no suffix that could be replaced
 

@@ -30,5 +30,5 @@ class Draws:
         torch.set_rng_state(self._of_host)
         if self._of_device is not None:
             self._kind.set_rng_state(self._of_device)
-        for generator, standing in self._of_others:
-            generator.set_state(standing)
+        for generator, saved in self._of_others:
+            generator.set_state(saved)

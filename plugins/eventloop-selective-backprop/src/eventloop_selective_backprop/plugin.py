@@ -91,13 +91,13 @@ class SelectiveBackprop:
     def before_train_batch(self, state: State) -> None:
         """Leaves the drawn samples in the batch, before it is split."""
         num = num_samples(state.batch)
-        num_kept = max(1, round(self.keep_frac * num))
-        if num_kept == num or not self._is_due(state):
+        num_drawn = max(1, round(self.keep_frac * num))
+        if num_drawn == num or not self._is_due(state):
             return
         losses = self._losses(state)
         state.log("selective-backprop/loss", losses.nanmean(), "mean")
         beta = 1 / self.keep_frac - 1
-        indices = draw(losses, num_kept, beta, state.generator("selective-backprop"))
+        indices = draw(losses, num_drawn, beta, state.generator("selective-backprop"))
         state.batch = take(state.batch, indices)
 
     def _is_due(self, state: State) -> bool:

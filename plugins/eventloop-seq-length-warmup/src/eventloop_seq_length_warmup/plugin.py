@@ -99,8 +99,8 @@ class SeqLengthWarmup:
     @hookimpl
     def training_end(self, state: State) -> None:
         """Warns if the run has seen no whole sequences."""
-        is_told = state.rank == 0 and state.stop_reason is None and state.duration is not None
-        if is_told and self._growth is not None and self._growth.frac(state) < 1:
+        may_warn = state.rank == 0 and state.stop_reason is None and state.duration is not None
+        if may_warn and self._growth is not None and self._growth.frac(state) < 1:
             warnings.warn(
                 "seq-length-warmup: the run ended before sequences reached full length, "
                 f"duration={self.duration}; "

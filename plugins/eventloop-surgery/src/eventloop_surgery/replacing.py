@@ -108,28 +108,28 @@ def _made(factory: Factory, old: nn.Module, model: nn.Module) -> nn.Module:
 
 def _fit(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
     """Moves a new module to the device, dtype, mode and `requires_grad` of the old one."""
-    kept = {id(one) for one in (*old.modules(), *_tensors(old))}
+    old_ids = {id(one) for one in (*old.modules(), *_tensors(old))}
     for module in new.modules():
-        if id(module) not in kept:
+        if id(module) not in old_ids:
             module.training = old.training
     like = next(
         (one for one in (*_tensors(old), *_tensors(model)) if one.is_floating_point()), None
     )
     frozen = {name for name, param in old.named_parameters() if not param.requires_grad}
     for name, param in new.named_parameters():
-        if id(param) not in kept and name in frozen:
+        if id(param) not in old_ids and name in frozen:
             param.requires_grad_(False)
     if like is not None:
-        _move(new, like, kept)
+        _move(new, like, old_ids)
 
 
-def _move(new: nn.Module, like: Tensor, kept: set[int]) -> None:
+def _move(new: nn.Module, like: Tensor, old_ids: set[int]) -> None:
     moved: dict[Tensor, Tensor] = {}  # a tensor in two places stays one
     for module in new.modules():
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         for name, tensor in own:
             dtype = like.dtype if tensor.is_floating_point() else tensor.dtype
-            if id(tensor) not in kept and (tensor.device, tensor.dtype) != (like.device, dtype):
+            if id(tensor) not in old_ids and (tensor.device, tensor.dtype) != (like.device, dtype):
                 if tensor not in moved:
                     moved[tensor] = _moved(tensor, like.device, dtype)
                 setattr(module, name, moved[tensor])

@@ -17,12 +17,12 @@ def in_place(model: nn.Module, other: nn.Module) -> Iterator[None]:
     Args:
         other: a copy of the model, with other numbers.
     """
-    kept = [one.clone() for one in _tensors(model)]
+    saved = [one.clone() for one in _tensors(model)]
     _copy(_tensors(other), _tensors(model))
     try:
         yield
     finally:
-        _copy(kept, _tensors(model))
+        _copy(saved, _tensors(model))
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

@@ -68,13 +68,13 @@ def summary(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> Iter
     """Yields the lines printed at the end."""
     trials = study.get_trials(deepcopy=False)
     states = Counter(one.state for one in trials)
-    told = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
-    yield f"trials: {told}"
+    shown = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
+    yield f"trials: {shown}"
     for one in trials:
         if one.state == TrialState.PRUNED:
-            told = f"{study.user_attrs[METRIC]} {one.value:.6g}" if one.value is not None else ""
+            shown = f"{study.user_attrs[METRIC]} {one.value:.6g}" if one.value is not None else ""
             at = f"at evaluation {one.user_attrs.get(PRUNED_AT)}"
-            yield one_line(f"pruned: trial {one.number}, {at}: {told}".rstrip(": "))
+            yield one_line(f"pruned: trial {one.number}, {at}: {shown}".rstrip(": "))
     for one in trials:
         if one.state == TrialState.FAIL:
             yield one_line(f"failed: trial {one.number}: {one.user_attrs.get('reason', '')}")

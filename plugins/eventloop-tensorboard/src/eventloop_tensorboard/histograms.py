@@ -65,8 +65,8 @@ def histogram(tag: str, counts: Sequence[int], stats: Sequence[float]) -> Summar
     if not filled:
         return None
     # Of a row of empty buckets one is enough, with the bound of the last.
-    kept = sorted({*filled, *(idx - 1 for idx in filled[1:])})
-    bounds, found = [BOUNDS[idx] for idx in kept], [counts[idx] for idx in kept]
+    edges = sorted({*filled, *(idx - 1 for idx in filled[1:])})
+    bounds, found = [BOUNDS[idx] for idx in edges], [counts[idx] for idx in edges]
     low, high, total, squares = stats
     summary: Summary = histogram_raw(  # type: ignore[no-untyped-call]
         tag, low, high, sum(found), total, squares, bounds, found

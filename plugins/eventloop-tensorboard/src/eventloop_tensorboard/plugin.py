@@ -146,8 +146,8 @@ class Tensorboard:
         if file.is_first():
             results = [f"train/{name}" for name in state.metrics["train"]]
             results += named_metrics(state.metrics)
-            told = hyperparameters(state.manifest)
-            start = hparams(told, dict.fromkeys(("train/loss", *results)))  # type: ignore[no-untyped-call]
+            options = hyperparameters(state.manifest)
+            start = hparams(options, dict.fromkeys(("train/loss", *results)))  # type: ignore[no-untyped-call]
             self._append([_event(0, one) for one in start])
         batch = state.clock.batch
         hidden_from = self._step if self._events else batch + bool(batch)

@@ -107,10 +107,10 @@ def _run(
     os.environ |= pipe.recv()
     torch.set_num_threads(1)
     try:
-        told = (True, function(*args, **kwargs))
+        result = (True, function(*args, **kwargs))
     except BaseException:  # noqa: BLE001  the caller raises it
-        told = (False, traceback.format_exc())
-    pipe.send_bytes(pickle.dumps(told))
+        result = (False, traceback.format_exc())
+    pipe.send_bytes(pickle.dumps(result))
     pipe.close()
     # The groups of a rank that failed would wait for the others.
     os._exit(0)

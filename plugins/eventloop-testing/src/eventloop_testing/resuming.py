@@ -140,24 +140,24 @@ def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
 
 def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
     """Returns what of a state that was loaded differs from what was saved."""
-    if not _is_kept(case, trainer):
+    if not _is_saved(case, trainer):
         return ""
     parts = read_checkpoint(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
     if case.found.facts.state_per_rank:
         parts = parts[f"rank{trainer.state.rank}"]
-    kept = parts["plugins"][fold(case.found.name)]["state"]
-    return _difference(kept, _as_saved(plugin), times=True)
+    saved = parts["plugins"][fold(case.found.name)]["state"]
+    return _difference(saved, _as_saved(plugin), times=True)
 
 
 def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _Outcome:
     trainer.fit()
     num_batches, world_size = trainer.state.clock.batch, trainer.state.world_size
     state = _as_saved(plugin) if plugin is not None and keeps_state(case.found) else None
-    state = state if _is_kept(case, trainer) else None
+    state = state if _is_saved(case, trainer) else None
     return _Outcome(weights_of(trainer), records.numbers, state, num_batches, world_size)
 
 
-def _is_kept(case: Case, trainer: Trainer) -> bool:
+def _is_saved(case: Case, trainer: Trainer) -> bool:
     """Returns whether this rank's state counts: what rank 0 keeps for all may be of no use here."""
     return keeps_state(case.found) and (case.found.facts.state_per_rank or not trainer.state.rank)
 
@@ -191,10 +191,10 @@ def _advice(case: Case) -> str:
             "what it keeps from batch to batch belongs in state_dict() and "
             "load_state_dict(state, version)"
         )
-    mend = "something that it keeps isn't in state_dict(), or doesn't come back"
+    fix = "something that it keeps isn't in state_dict(), or doesn't come back"
     if not case.found.facts.state_per_rank:
-        mend += "; where each rank keeps something else, write state_per_rank = True"
-    return mend
+        fix += "; where each rank keeps something else, write state_per_rank = True"
+    return fix
 
 
 def _as_saved(plugin: Any) -> Any:

@@ -174,7 +174,7 @@ def draw_apart(module: nn.Module, number: int) -> None:
     Args:
         number: of the rank among those that share a layer.
     """
-    kept: list[Any] = []
+    forks: list[Any] = []
 
     def before(*_: Any) -> None:
         if not module.training:
@@ -185,12 +185,12 @@ def draw_apart(module: nn.Module, number: int) -> None:
         )
         fork = torch.random.fork_rng(devices)
         fork.__enter__()
-        kept.append(fork)
+        forks.append(fork)
         torch.manual_seed(seed * 1024 + number)
 
     def after(*_: Any) -> None:
-        if kept:
-            kept.pop().__exit__(None, None, None)
+        if forks:
+            forks.pop().__exit__(None, None, None)
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)

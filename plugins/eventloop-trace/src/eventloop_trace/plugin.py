@@ -75,7 +75,7 @@ class Trace:
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         where = f"{self.path}; open it in https://ui.perfetto.dev"
-        lines.append(f"trace: {len(self.spans.kept)} spans in {where}")
+        lines.append(f"trace: {len(self.spans.first)} spans in {where}")
         if more := self.spans.num_left_out:
             lines.append(f"trace: {more} more are in the table, but not in the file")
         return lines

@@ -56,14 +56,14 @@ class Spans:
             more than a million; the table counts all.
 
     Attributes:
-        kept: the first spans.
+        first: the first `max_spans` spans.
         num_left_out: how many weren't kept.
     """
 
     columns = ("plugin", "hook", "calls", "ms a call", "ms a batch", "s", "share")
 
     def __init__(self, max_spans: int) -> None:
-        self.kept: list[Span] = []
+        self.first: list[Span] = []
         self.num_left_out = 0
         self._max_spans = max_spans
         self._began_ns = time.perf_counter_ns()
@@ -89,9 +89,9 @@ class Spans:
             share.calls += 1
             share.own_ns += own_ns
             self._batches = (self._batches[0], clock.batch)
-            if len(self.kept) < self._max_spans:
+            if len(self.first) < self._max_spans:
                 from_ns = start_ns - self._began_ns
-                self.kept.append(Span(plugin, hook, from_ns, duration_ns, epoch, batch))
+                self.first.append(Span(plugin, hook, from_ns, duration_ns, epoch, batch))
             else:
                 self.num_left_out += 1
 
@@ -134,7 +134,7 @@ class Spans:
         with path.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             file.write(json.dumps({"ph": "M", "name": "process_name", **place, "args": name}))
-            for span in sorted(self.kept, key=lambda one: (one.start_ns, -one.duration_ns)):
+            for span in sorted(self.first, key=lambda one: (one.start_ns, -one.duration_ns)):
                 file.write(",\n" + json.dumps(_event(span) | place))
             file.write("\n]}\n")
 

@@ -143,7 +143,7 @@ class Updates:
             self._start = Randoms(rng_states(), own_states(self._loader))
         loader = skip_first_batches(self._loader, skipped) if skipped else self._loader
         self._num_updates = 0
-        batches: Iterator[Any] = iter(self._told(loader))
+        batches: Iterator[Any] = iter(self._with_epoch(loader))
         if not self._keeps_position:
             return batches
         self._batches = _Batches(batches, skipped)
@@ -161,7 +161,7 @@ class Updates:
         set_own_states(self._loader, start.own)
         again = min(num, 2)
         loader = skip_first_batches(self._loader, num - again) if num > again else self._loader
-        self._batches = batches = _Batches(iter(self._told(loader)), num - again)
+        self._batches = batches = _Batches(iter(self._with_epoch(loader)), num - again)
         self._num_updates = state["num_updates"]
         for idx in range(again):
             if idx == again - 1 and state["before"] is not None:
@@ -169,7 +169,7 @@ class Updates:
             next(batches)
         return batches
 
-    def _told(self, loader: Any) -> Any:
+    def _with_epoch(self, loader: Any) -> Any:
         """Returns a data loader that knows its epoch, as the trainer tells it."""
         sampler = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
         for one in (loader, sampler):

@@ -29,7 +29,7 @@ _BATCH = f"{MOMENT}batch"
 # What W&B adds.
 OF_WANDB = frozenset({"_step", "_runtime", "_timestamp"})
 # More than a killed process can have told W&B without its reaching the disk.
-_KEPT_CHARS = 128 * 1024
+_MAX_CHARS = 128 * 1024
 
 
 class Wandb:
@@ -77,7 +77,7 @@ class Wandb:
         self._run_id: str | None = None
         # Of the next row; and the last rows, each with its step.
         self._step = 0
-        self._kept: deque[tuple[int, str]] = deque()
+        self._rows: deque[tuple[int, str]] = deque()
         self._num_chars = 0
         # Logged before the fit begins.
         self._waiting: list[Row] = []
@@ -98,7 +98,7 @@ class Wandb:
         if state.rank == 0 and self.run is None:
             # Naming a checkpoint to resume from begins another run.
             if state.settings.resume != "auto":
-                self._run_id, self._step, self._num_chars, self._kept = None, 0, 0, deque()
+                self._run_id, self._step, self._num_chars, self._rows = None, 0, 0, deque()
             self._tried(lambda: self._begin(state.manifest))
             waiting, self._waiting = self._waiting, []
             for row in waiting:
@@ -131,15 +131,15 @@ class Wandb:
     def state_dict(self) -> dict[str, Any]:
         """Returns the run's id, the next step, and the last rows, which a kill may lose."""
         # Which rows are sent again, and as which steps, depends on what a killed process has sent.
-        kept = {"run_id": self._run_id, "step": self._step, "rows": [*map(list, self._kept)]}
-        return {"of_this_run": kept}
+        rows = [*map(list, self._rows)]
+        return {"of_this_run": {"run_id": self._run_id, "step": self._step, "rows": rows}}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes which run it is; it is found again when training goes on."""
         state = state.get("of_this_run", state)  # older checkpoints have no such key
         self._run_id, self._step = state["run_id"], state["step"]
-        self._kept = deque((step, text) for step, text in state["rows"])
-        self._num_chars = sum(len(text) for _, text in self._kept)
+        self._rows = deque((step, text) for step, text in state["rows"])
+        self._num_chars = sum(len(text) for _, text in self._rows)
         self._waiting = []
 
     def _send(self, values: Mapping[str, Any], at: Moment) -> None:
@@ -177,7 +177,7 @@ class Wandb:
         self.run, self._run_id = run, run.id
         if goes_on:
             if not (run.offline or run.disabled):
-                first = self._kept[0][0] if self._kept else self._step
+                first = self._rows[0][0] if self._rows else self._step
                 rows |= {row["_step"]: row for row in _sent(run, first)}
             self._go_on(run.starting_step, rows)
 
@@ -187,8 +187,8 @@ class Wandb:
         Args:
             rows: that are there, by their steps; online the last ones.
         """
-        kept, self._kept, self._num_chars = self._kept, deque(), 0
-        first = kept[0][0] if kept else self._step
+        again, self._rows, self._num_chars = self._rows, deque(), 0
+        first = again[0][0] if again else self._step
         is_local = self.run is not None and self.run.offline
         num_lost = first - sum(step < first for step in rows) if is_local else 0
         if num_lost > 0:
@@ -204,7 +204,7 @@ class Wandb:
             for name in row
             if name not in OF_WANDB and not name.startswith(MOMENT)
         )
-        for _, text in kept:
+        for _, text in again:
             self._add(json.loads(text))
 
     def _add(self, row: Row) -> None:
@@ -217,11 +217,11 @@ class Wandb:
         self.run.log(
             {name: _as_sent(one) for name, one in new.items()}, step=self._step, commit=True
         )
-        self._kept.append((self._step, text := json.dumps(new)))
+        self._rows.append((self._step, text := json.dumps(new)))
         self._step += 1
         self._num_chars += len(text)
-        while self._num_chars - len(self._kept[0][1]) > _KEPT_CHARS:
-            self._num_chars -= len(self._kept.popleft()[1])
+        while self._num_chars - len(self._rows[0][1]) > _MAX_CHARS:
+            self._num_chars -= len(self._rows.popleft()[1])
 
     def _is_there(self, name: str, batch: int) -> bool:
         is_there = self._there[name, batch] > 0

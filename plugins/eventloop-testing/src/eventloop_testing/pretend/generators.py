@@ -79,10 +79,10 @@ def in_place_of_the_hosts() -> Iterator[None]:
     if is_hosts:
         yield
         return
-    kept = torch.get_rng_state()
+    saved = torch.get_rng_state()
     torch.set_rng_state(DEFAULT.get_state())
     try:
         yield
     finally:
         DEFAULT.set_state(torch.get_rng_state())
-        torch.set_rng_state(kept)
+        torch.set_rng_state(saved)

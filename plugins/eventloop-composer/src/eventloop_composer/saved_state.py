@@ -13,7 +13,7 @@ from eventloop_composer.attributes import Attributes
 from eventloop_composer.encoded import decoded, encoded
 
 
-class Kept:
+class SavedState:
     """The states of algorithms, callbacks, loggers and layers.
 
     Beside what their state dicts hold, attributes that have changed since they were built: those of
@@ -47,22 +47,22 @@ class Kept:
             "trained": trained_names(self._state),
         }
 
-    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores algorithms, callbacks and loggers.
 
         Raises:
             CheckpointError: the algorithms aren't those that the run had.
         """
         theirs = self._theirs
-        _put_states(theirs.algorithms, kept["algorithms"], must_be_same=True)
-        _put_states(theirs.callbacks, kept["callbacks"], must_be_same=False)
-        self._algorithms.put(kept["attributes"])
-        self._callbacks.put(kept["attributes"])
-        self.put_layers(kept)
+        _put_states(theirs.algorithms, saved["algorithms"], must_be_same=True)
+        _put_states(theirs.callbacks, saved["callbacks"], must_be_same=False)
+        self._algorithms.put(saved["attributes"])
+        self._callbacks.put(saved["attributes"])
+        self.put_layers(saved)
 
-    def put_layers(self, kept: Mapping[str, Any]) -> None:
+    def put_layers(self, saved: Mapping[str, Any]) -> None:
         """Restores layers, as far as they are there by now."""
-        self._layers.put(kept["layers"])
+        self._layers.put(saved["layers"])
 
 
 def trained_names(state: State) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def _lasting(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: one for key, one in state.items() if key != "repr" or not is_address}
 
 
-def _put_states(objects: Sequence[Any], kept: Sequence[Any], *, must_be_same: bool) -> None:
-    names = [name for name, _ in kept]
+def _put_states(objects: Sequence[Any], saved: Sequence[Any], *, must_be_same: bool) -> None:
+    names = [name for name, _ in saved]
     now = [type(one).__qualname__ for one in objects]
     if must_be_same and names != now:
         raise CheckpointError(
@@ -104,7 +104,7 @@ def _put_states(objects: Sequence[Any], kept: Sequence[Any], *, must_be_same: bo
             f"it has {', '.join(now) or 'none'}",
             fix="go on with those that it was begun with",
         )
-    left = list(kept)
+    left = list(saved)
     for name, one in zip(now, objects, strict=True):
         found = next((entry for entry in left if entry[0] == name), None)
         if found is not None:

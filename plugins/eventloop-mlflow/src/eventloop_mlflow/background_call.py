@@ -1,4 +1,4 @@
-"""A call in a thread, beside the training."""
+"""A call in a background thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from threading import Thread
 
 
-class Beside:
+class BackgroundCall:
     """Calls a function in a thread of its own, at once.
 
     Args:
