@@ -26,7 +26,9 @@ def pages() -> dict[str, str]:
     """Returns the text of each page by its file name."""
     return {
         "events.md": _page(
-            "Events and questions", events, _hook_sections(events.HOOKS, events.Events)
+            "Events, questions and collections",
+            events,
+            _hook_sections(events.HOOKS, events.Events),
         ),
         "actions.md": _page("Actions", actions, _hook_sections(actions.HOOKS, actions.Actions)),
         "settings.md": _settings_page(),

@@ -14,6 +14,7 @@ from eventloop.plugin.declared_hooks import HOOKS
 LINES = {
     "event": ["Fires", "State", "May", "Must not"],
     "question": ["Asked", "Answer"],
+    "collection": ["Asked", "State", "Answer", "Must not"],
     "action": ["Asked"],
 }
 # Only what is not a moment of its own: of numbers and checkpoints one hears when they have arrived.
@@ -73,6 +74,21 @@ def test_events_and_questions_come_in_the_order_of_their_declaration(whole_run, 
     assert {one for one in events.HOOKS if one.startswith("should_")} <= set(second_epoch)
 
 
+def test_what_plugins_say_about_themselves_is_asked_outside_of_fits(make_trainer, make_recorder):
+    """Whether one can be used, once, with the first batch at hand; its note, with the header."""
+    recorder = make_recorder(events.HOOKS)
+
+    trainer = make_trainer(algorithms=[recorder], max_duration="1ep")
+    built = [*recorder.seen]
+    trainer.fit()
+    fitted = recorder.seen[len(built) :]
+    assert trainer.notes is not None
+
+    assert built == ["init", "unsuitable", "after_load"]
+    assert not {"unsuitable", "header_note"} & {*fitted}
+    assert recorder.seen[-1] == "header_note"
+
+
 @pytest.mark.parametrize("per", ["fit", "epoch", "batch", "microbatch"])
 def test_an_event_fires_as_often_as_it_says(per, whole_run, make_recorder):
     """2 epochs of 3 batches, each in one piece; `per` is what people plan with."""
@@ -130,15 +146,16 @@ def test_every_contract_has_its_lines(name):
 def test_a_summary_says_what_kind_of_hook_it_is(name):
     """Events tell, questions ask, actions do."""
     hook = HOOKS[name]
-    begins = {"event": "Called ", "question": "Asks whether "}.get(hook.kind, "")
+    begins = {"event": "Called ", "question": "Asks whether ", "collection": "Asks each plugin "}
 
-    assert hook.doc.startswith(begins)
+    assert hook.doc.startswith(begins.get(hook.kind, ""))
     assert hook.argnames[0] == "state"
     assert (hook.kind == "question") == name.startswith("should_")
 
 
 def test_events_questions_and_actions_are_told_apart():
     """By name and `firstresult`, so that a spec can't be both."""
-    assert {hook.kind for hook in events.HOOKS.values()} == {"event", "question"}
+    kinds = {hook.kind for hook in events.HOOKS.values()}
+    assert kinds == {"event", "question", "collection"}
     assert {hook.kind for hook in actions.HOOKS.values()} == {"action"}
     assert not events.HOOKS.keys() & actions.HOOKS.keys()

@@ -394,11 +394,10 @@ def test_a_port_that_is_taken_is_told_of(make_trainer, monkeypatch):
 
 
 @pytest.mark.parametrize(("note", "said"), [("two layers", ("made: two layers",)), ("", ()),
-                                            (print, ())])  # fmt: skip
+                                            (None, ())])  # fmt: skip
 def test_the_note_of_a_plugin_is_told(note, said, make_trainer, make_plugin):
-    """What it did to the model stands in the header; another thing of that name doesn't."""
-    plugin = make_plugin()
-    plugin.note = note
+    """What it did to the model stands in the header."""
+    plugin = make_plugin(header_note=lambda: note)
 
     trainer = make_trainer(algorithms=[plugin], gc_interval=None)
 

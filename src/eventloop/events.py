@@ -1,9 +1,9 @@
-"""The events and questions, in firing order; each docstring is the hook's contract.
+"""The events, questions and collections, in firing order; each docstring is the hook's contract.
 
 An event notifies: every implementation is called, and results are ignored. A question, named
-`should_...`, asks: any True means yes; who answers changes nothing. Hooks that do the work are actions,
-in `actions.py`. Plugins may declare more, also collections, whose call returns a list of results:
-`docs/how-to/let-others-extend-yours.md`.
+`should_...`, asks: any True means yes; who answers changes nothing. A collection asks, too, and gathers
+the answers: here, what each plugin says about itself. Hooks that do the work are actions, in
+`actions.py`. Plugins may declare more: `docs/how-to/let-others-extend-yours.md`.
 
 Every contract has the same lines. *Fires*: how often, where, relative to what. *State*: what is
 new in the State or worth knowing at this moment. *May*: what an algorithm may do here; a
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """Every event and question of a run."""
+    """Every event, question and collection of a run."""
 
     @hookspec(per="run")
     def init(self, state: State) -> None:
@@ -35,6 +35,17 @@ class Events(Protocol):
         State: `model` on its device; no optimizers, no data loaders.
         May: change or replace `state.model` (model surgery).
         Must not: keep references to parameters that `wrap_model` may replace.
+        """
+
+    @hookspec(per="run", collection=True)
+    def unsuitable(self, state: State) -> str | None:
+        """Asks each plugin why it can't be used in this run.
+
+        Asked: once, with the first batch, after `build_train_dataloader`; not without training data.
+        State: `batch`, `inputs`, `targets`: the first batch, on the device; no eval data loaders.
+        Answer: the reason, or None if it can be used. A reason on one rank switches the plugin off on
+            all, and is an error if the plugin was asked for by name.
+        Must not: change anything; the batch comes again in training.
         """
 
     @hookspec(per="run")
@@ -55,6 +66,16 @@ class Events(Protocol):
         State: complete; `clock` is that of the start, or of the checkpoint.
         May: copy weights (an average starts here), check what other plugins built.
         Must not: train.
+        """
+
+    @hookspec(per="any", collection=True)
+    def header_note(self, state: State) -> str | None:
+        """Asks each plugin what the header should say about it.
+
+        Asked: where the header is printed, and by `trainer.notes`; never within a batch.
+        State: complete, after `after_load`.
+        Answer: one line, which follows the plugin's name; "" or None for nothing.
+        Must not: change anything; exchange data with other ranks, which may not be asked.
         """
 
     @hookspec(per="run")
@@ -516,5 +537,5 @@ class Events(Protocol):
 
 
 HOOKS = declared_hooks([Events])
-# The events alone, without the questions.
+# The events alone.
 EVENTS = {name: hook for name, hook in HOOKS.items() if hook.kind == "event"}

@@ -16,6 +16,8 @@ from eventloop.clock import Time
 PROJECT = "eventloop"
 # Events that reach every plugin, even if another one raises.
 TELL_ALL = ("exception", "close")
+# Collections of the core, each of whose results is a text that stays with its plugin.
+OF_ITSELF = ("unsuitable", "header_note")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]
 Kind = Literal["event", "question", "action", "collection"]

@@ -40,6 +40,7 @@ OWNER = """
         return {"main": torch.optim.SGD(state.model.parameters(), 0.1)}
 """
 STANDS_OFF = """
+    @hookimpl
     def unsuitable(self, state):
         return "it needs sounds"
 

@@ -50,6 +50,7 @@ from eventloop import hookimpl
 class Plugin:
     def __init__(self, {option}):
         self.factor = factor
+    @hookimpl
     def unsuitable(self, state):
         return {unsuitable}
     @hookimpl

@@ -148,7 +148,6 @@ def test_a_plugin_that_looks_at_the_first_batch_moves_nothing(tmp_path, make_plu
             trainer.fit()
         return seen
 
-    looks = make_plugin("looks")
-    looks.unsuitable = lambda state: None
+    looks = make_plugin("looks", unsuitable=lambda state: None)
 
     assert trained_on("with", [looks]) == trained_on("without", [])

@@ -146,7 +146,7 @@ def test_a_class_is_no_plugin(assembled):
         ),
         ("algorithms", None, r"\[None\] holds None, not a plugin"),
         ("callbacks", 3, r"\[3\] holds an int, not a plugin"),
-        ("callbacks", type("A", (), {"unsuitable": print})(), r"\[.*\] holds an A, not a plugin"),
+        ("callbacks", type("A", (), {"state_dict": print})(), r"\[.*\] holds an A, not a plugin"),
     ],
 )
 def test_what_implements_no_hook_is_no_plugin(assembled, role, target, message):

@@ -333,6 +333,7 @@ from eventloop import hookimpl
 class Plugin:
     seen = []
 
+    @hookimpl
     def unsuitable(self, state):
         return f"the batch has {len(state.inputs)} samples" if len(state.inputs) > 1 else None
 
@@ -375,6 +376,7 @@ def test_an_unsuitable_plugin_that_was_asked_for_is_an_error(make_trainer):
     class Picky:
         """Works with nothing."""
 
+        @hookimpl
         def unsuitable(self, state):
             return "it never suits"
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from eventloop.errors import PluginError, ReadOnlyStateError, notes_of
-from eventloop.plugin.plans import failures_from, nothing, unanswered
+from eventloop.plugin.plans import nothing, outcomes_of, unanswered
 
 
 class Wrong(Exception):
@@ -377,6 +377,29 @@ def test_a_question_takes_true_false_or_nothing(plan_of, plugin, state, answer):
     ]
 
 
+@pytest.mark.parametrize("hook", ["unsuitable", "header_note"])
+@pytest.mark.parametrize("answer", [1, False, ["text"]])
+def test_what_a_plugin_says_about_itself_is_a_text_or_nothing(plan_of, plugin, hook, answer):
+    """Another answer would be lost, or be printed as it is."""
+    with pytest.raises(PluginError) as caught:
+        plan_of(hook, plugin("a", **{hook: lambda: answer}))(None)
+
+    assert str(caught.value).splitlines()[:2] == [
+        f"{hook} was answered with {answer!r}; it takes a text or None",
+        "  plugin  a",
+    ]
+
+
+def test_what_a_plugin_says_about_itself_stays_with_it(plan_of, plugin):
+    """A reason without its plugin would be of no use."""
+    texts = {"a": "too small", "b": None, "c": "", "d": "too large"}
+    plugins = [plugin(name, unsuitable=lambda text=text: text) for name, text in texts.items()]
+
+    answers = plan_of("unsuitable", *plugins)(None)
+
+    assert [(one.name, text) for one, text in answers] == [("a", "too small"), ("d", "too large")]
+
+
 def test_everybody_is_asked(plan_of, plugin, state):
     """A plugin may count on being asked; another's yes is not a reason to skip it."""
     asked = []
@@ -405,7 +428,7 @@ def test_everybody_is_told_whatever_anybody_raises(plan_of, plugin, state, hook)
     errors = [Wrong("a"), GeneratorExit("b"), SystemExit("c")]
     plugins = [raising(name, error) for name, error in zip("abc", errors, strict=True)]
     args = () if hook == "close" else (RuntimeError(),)
-    failures = failures_from(plan_of(hook, *plugins), state, *args)
+    failures = outcomes_of(plan_of(hook, *plugins), state, *args)
 
     assert heard == (["c", "b", "a"] if hook == "close" else ["a", "b", "c"])
     assert failures == (errors[::-1] if hook == "close" else errors)
@@ -431,7 +454,7 @@ def test_exception_passes_the_error_to_everybody(plan_of, plugin, state):
     one = plugin("a", exception=lambda state, error: heard.append(error))
     other = plugin("b", "callback", exception=lambda error: heard.append(error))
 
-    failures_from(plan_of("exception", one, other), state, error)
+    outcomes_of(plan_of("exception", one, other), state, error)
 
     assert heard == [error, error]
 

@@ -27,7 +27,6 @@ NAMES = [one.name for one in dataclasses.fields(PluginFacts)]
         ("hookspecs", "hook_specs", object),
         ("off_until_named", "off_until_name", True),
         ("state_per_rank", "state_per_ranks", True),
-        ("unsuitable", "unsuitble", lambda self, state: None),
         ("around_calls", "around_call", lambda self, plugin, hook, state: None),
         ("start_early", "start_eary", staticmethod(lambda: None)),
         ("needs_eval_data", "need_eval_data", True),
@@ -49,7 +48,7 @@ def test_what_is_a_plugins_own_affair_is_left_alone(make_trainer):
     """Options, other methods, what is imported, and attributes of an instance."""
 
     class Own:
-        names, notes, hookspec = ("a",), ["b"], hookspec
+        names, hookspec = ("a",), hookspec
 
         def __init__(self, require=True):
             self.require, self.conflict = require, 1
@@ -96,18 +95,3 @@ def test_no_other_file_reads_them_by_their_names():
     ]
 
     assert found == []
-
-
-def test_a_note_is_read_when_it_is_shown(make_trainer):
-    """A plugin knows what to say when it has acted."""
-
-    class Counts:
-        name, note = "counts", ""
-
-        @hookimpl
-        def after_load(self, state):
-            self.note = f"from batch {state.clock.batch}"
-
-    trainer = make_trainer(algorithms=[Counts()])
-
-    assert "counts: from batch 0" in trainer.notes

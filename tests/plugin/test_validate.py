@@ -106,7 +106,7 @@ def test_callbacks_answer_the_questions_that_do_not_change_the_training(plugin, 
     assert implementations(plugin("cut", "algorithm", **answer), HOOKS)[1] == []
 
 
-@pytest.mark.parametrize("name", ["exception", "close"])
+@pytest.mark.parametrize("name", ["exception", "close", "unsuitable", "header_note"])
 def test_what_reaches_every_plugin_can_not_be_wrapped(plugin, name):
     """A wrapper could keep others from being told; left out in silence it would be a riddle."""
 
@@ -245,6 +245,23 @@ def test_what_looks_like_a_hook_but_is_not_marked_is_refused():
         "  plugin  ema (eventloop-ema 0.2.1), method Forgot.batch_end\n"
         '  fix     put @hookimpl above it, or rename it, or switch the plugin off with `disable = ["ema"]` in [tool.eventloop] of pyproject.toml'
     )
+
+
+@pytest.mark.parametrize("where", ["class", "instance", "module"])
+@pytest.mark.parametrize("hook", ["unsuitable", "header_note"])
+def test_a_value_in_place_of_what_a_plugin_says_about_itself_is_refused(hook, where):
+    """It is called, so that a text in the class would never be shown."""
+    written = {hook: "a text"}
+    target = type("Says", (), written if where == "class" else {})()
+    if where == "instance":
+        vars(target).update(written)
+    if where == "module":
+        target = ModuleType("says")
+        vars(target).update(written)
+
+    message = problem_of(made(target))
+
+    assert message.startswith(f"{hook} is a str, not a method, so it would never be called\n")
 
 
 def test_all_problems_of_all_plugins_are_told_at_once():

@@ -39,6 +39,7 @@ class Plugin:
     @hookimpl
     def close(self): pass
 
+    @hookimpl
     def unsuitable(self, state):
         return "the batch has no float tensor"
 """

@@ -215,6 +215,7 @@ from eventloop import hookimpl
 
 
 class Plugin:
+    @hookimpl
     def unsuitable(self, state):
         return "it needs images"
 

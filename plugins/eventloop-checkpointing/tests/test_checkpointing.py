@@ -75,7 +75,7 @@ def test_the_weights_are_those_without(tmp_path, given, keep):
     ours = contents(fit(tmp_path / "ours", algorithm, **given))
 
     assert list(differences(plain, ours)) == []
-    assert algorithm.note.startswith("1.0, 1.1 and 2 more layers run twice")
+    assert algorithm.header_note().startswith("1.0, 1.1 and 2 more layers run twice")
 
 
 def test_less_is_kept(tmp_path):

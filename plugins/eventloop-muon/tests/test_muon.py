@@ -99,7 +99,7 @@ def test_the_header_says_what_became_of_the_tasks_optimizer(fit):
 
     trainer = fit(plugin)
 
-    assert plugin.note == (
+    assert plugin.header_note() == (
         "Muon for 2 weights (96 numbers), AdamW for 6 weights (81 numbers), instead of the task's "
         "optimizer"
     )

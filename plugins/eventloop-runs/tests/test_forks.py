@@ -229,7 +229,9 @@ def test_an_import_that_does_more_than_define_ends_forking():
 @pytest.mark.nightly
 def test_all_rows_that_cannot_be_trained_are_one_error(tiny):
     """Not one after the other, the last of them after hours."""
-    picky = "class Picky:\n    role = 'algorithm'\n    def unsuitable(self, state):\n"
+    picky = (
+        "class Picky:\n    role = 'algorithm'\n    @hookimpl\n    def unsuitable(self, state):\n"
+    )
     (tiny / "picky.py").write_text(
         "from eventloop import hookimpl\n\n\n"
         f"{picky}        return 'it needs images'\n"

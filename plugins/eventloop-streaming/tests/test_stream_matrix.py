@@ -53,7 +53,9 @@ def require_exact_refused_or_said(name, points, num_ranks):
     elif name in DOUBTS:
         plugin = Streaming()
         plugin.init(SimpleNamespace(train_dataloader=KINDS[name].make(), data_world_size=1))
-        assert any(DOUBTS[name] in said for said in (plugin.note, *found.get("warnings", ())))
+        assert any(
+            DOUBTS[name] in said for said in (plugin.header_note(), *found.get("warnings", ()))
+        )
     else:
         assert "lost" in found, found
         assert (found["lost"], found["repeated"], found["other order"]) == (0, 0, 0)

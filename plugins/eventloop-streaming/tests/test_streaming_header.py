@@ -63,7 +63,7 @@ def noted(loader, num_ranks=1):
     """Returns what the header says of a data loader."""
     plugin = Streaming()
     plugin.init(SimpleNamespace(train_dataloader=loader, data_world_size=num_ranks))
-    return plugin.note
+    return plugin.header_note()
 
 
 def with_workers(dataset, num_workers):

@@ -50,6 +50,7 @@ from eventloop import hookimpl
 
 
 class Plugin:
+    @hookimpl
     def unsuitable(self, state):
         return {reason!r}
 

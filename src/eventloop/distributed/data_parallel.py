@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from eventloop.config.settings import Settings
-    from eventloop.run.runtime import Feature
     from eventloop.state import State
     from eventloop.training.eval_numbers import Number
     from eventloop.training.logged_numbers import Cell, OverRanks, Reduce, Reduction, Row, Shares
@@ -121,7 +120,7 @@ class DataParallel(Processes):
         names, sizes = zip(*self.layout.sizes.items(), strict=True)
         return _mesh(self._device_type, names, sizes)
 
-    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
+    def hooks(self, settings: Settings) -> tuple[object, ...]:
         return (RankHooks(self),)
 
     def wrap(self, state: State) -> nn.Module:

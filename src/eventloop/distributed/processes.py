@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from eventloop.config.settings import Settings
     from eventloop.distributed.checkpoint_crew import Crew
-    from eventloop.run.runtime import Feature
     from eventloop.signals import StopReason
     from eventloop.state import State
     from eventloop.training.logged_numbers import OverRanks
@@ -115,7 +114,7 @@ class Processes:
     def arrange(self, layout: Layout, device: torch.device) -> None:
         """Arranges the ranks as `build_mesh` wants it. Collective: every rank must call it."""
 
-    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
+    def hooks(self, settings: Settings) -> tuple[object, ...]:
         """Returns the core's plugins for training with these processes."""
         return ()
 

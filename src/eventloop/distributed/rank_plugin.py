@@ -40,9 +40,9 @@ class RankHooks:
         self._split_themselves: dict[str, bool] = {}
         self._lengths: dict[str, Any] = {}
 
-    @property
-    def note(self) -> str:
-        """The header's note on data that eventloop can't shard."""
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns the header's note on data that eventloop can't shard."""
         names = [name for name, does in self._split_themselves.items() if does]
         if not names or self._processes.data_world_size == 1:
             return ""

@@ -153,9 +153,10 @@ def misfit(result: Any, one: Implementation) -> PluginError:
             "leave the result out; what other plugins shall collect is a hook with collection=True"
         )
         what = f"the event {hook.name} got {what} as a result, which would be lost"
-    elif hook.kind == "question" and not one.wrapper:
+    elif not one.wrapper:
         fix = "return one of these"
-        what = f"{hook.name} was answered with {result!r}; a question takes True, False or None"
+        takes = "a question takes True, False" if hook.kind == "question" else "it takes a text"
+        what = f"{hook.name} was answered with {result!r}; {takes} or None"
     else:
         fix = "return the list that `yield` gives, or another one"
         what = f"the wrapper of the {hook.kind} {hook.name} returned {what}, not a list of results"

@@ -25,7 +25,6 @@ from eventloop.plugin.validate import takes_part
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
-    from eventloop.state import State
 
 
 def handed_over(
@@ -132,22 +131,18 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
 
 
 def unsuitable_reasons(
-    asked: Iterable[Plugin], state: State, who_insists: Callable[[Found], Reason | None]
+    answers: Iterable[tuple[Plugin, str]], who_insists: Callable[[Found], Reason | None]
 ) -> dict[str, str]:
-    """Asks plugins whether they suit the first batch, `state.batch`.
-
-    Returns:
-        Why not, by folded name.
+    """Returns the answers of `unsuitable` by folded name.
 
     Raises:
-        PluginError: a plugin that was requested by name doesn't suit it.
+        PluginError: a plugin that was requested by name can't be used.
     """
     reasons = {}
-    for plugin in asked:
-        reason = plugin.facts.unsuitable and plugin.facts.unsuitable(state)
+    for plugin, reason in answers:
         handed_over = Reason(plugin.source, fix=plugin.way_out)
         asked_by = handed_over if plugin.found is None else who_insists(plugin.found)
-        if reason and asked_by:
+        if asked_by:
             raise PluginError(
                 f"{plugin.name} was asked for, but doesn't suit this task: " + reason,
                 subjects=[plugin],
@@ -155,8 +150,7 @@ def unsuitable_reasons(
                 by=asked_by.text,
                 fix=asked_by.fix,
             )
-        if reason:
-            reasons[fold(plugin.name)] = reason
+        reasons[fold(plugin.name)] = reason
     return reasons
 
 

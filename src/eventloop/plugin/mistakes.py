@@ -13,7 +13,7 @@ from typing import Any
 
 from eventloop.errors import PluginError, a, joined
 from eventloop.fixes import pip, switch_off
-from eventloop.hook_markers import PROJECT, Hook
+from eventloop.hook_markers import OF_ITSELF, PROJECT, Hook
 from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.plugin_attributes import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin
@@ -53,21 +53,23 @@ def never_called(plugin: Plugin, hooks: Mapping[str, Hook]) -> _Misfits:
                 "give it that name under @hookimpl, or another one",
                 name,
             )
-    if own is target:
-        return
-    for name in getattr(target, "__dict__", {}):
+    attributes = getattr(target, "__dict__", {})
+    for name in attributes if own is not target else ():
         if name in hooks and hasattr(getattr(own, name, None), f"{PROJECT}_impl"):
             yield (
                 f"the attribute {name} hides the hook method of the same name",
                 "give the attribute another name",
                 name,
             )
-    for name, value in vars(own).items():
+    for name, value in {**attributes, **vars(own)}.items():
         function = getattr(value, "fget", None) or getattr(value, "func", None)
-        is_computed = hasattr(type(value), "__get__") and not isinstance(
+        is_descriptor = hasattr(type(value), "__get__")
+        is_computed = own is not target and is_descriptor and name in vars(own)
+        is_computed &= not isinstance(
             value, FunctionType | staticmethod | classmethod | MemberDescriptorType
         )
-        if is_computed and (name in hooks or hasattr(function, f"{PROJECT}_impl")):
+        is_meant = is_computed and (name in hooks or hasattr(function, f"{PROJECT}_impl"))
+        if is_meant or (name in OF_ITSELF and value is not None and not is_descriptor):
             yield (
                 f"{name} is {a(type(value).__name__)}, not a method, so it would never be called",
                 "make it a method under @hookimpl, or rename it",

@@ -68,8 +68,5 @@ def order_problems(assembly: Assembly) -> Iterator[PluginError]:
                 if is_known:
                     why = f"which doesn't implement {hook}"
                     fix = "remove the name; `eventloop plugins hooks` lists who does"
-                yield PluginError(
-                    f"order.{hook} names {name!r}, {why}",
-                    source=value.source,
-                    fix=fix,
-                )
+                what = f"order.{hook} names {name!r}, {why}"
+                yield PluginError(what, source=value.source, fix=fix)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
-from eventloop.hook_markers import TELL_ALL, Hook
+from eventloop.hook_markers import OF_ITSELF, TELL_ALL, Hook
 from eventloop.naming import fold
 from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct
 from eventloop.plugin.declared_hooks import HOOKS, checked
@@ -59,6 +59,8 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
             enter(one)
     if hook.name in TELL_ALL:
         return _tell_all(plain, state)
+    if hook.name in OF_ITSELF:
+        return _ask_each(hook, plain, state)
     is_cores = not wrappers and len(plain) == 1 and plain[0].plugin.role == "core"
     if is_cores and plain[0].argnames == hook.argnames:
         return plain[0].function  # which the loop may call itself
@@ -74,10 +76,10 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     return _ask(gather) if hook.kind == "question" else gather
 
 
-def failures_from(plan: Plan, *args: Any) -> list[BaseException]:
-    """Calls the plan of `exception` or `close` and returns what its implementations raised."""
-    failures: list[BaseException] = plan(*args)
-    return failures
+def outcomes_of(plan: Plan, *args: Any) -> list[Any]:
+    """Calls a plan of `TELL_ALL`, for its exceptions, or of `OF_ITSELF`, for (plugin, text) pairs."""
+    results: list[Any] = plan(*args)
+    return results
 
 
 def nothing(_state: object) -> None:
@@ -137,6 +139,7 @@ def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
     calls = [(adapted(one, state), one) for one in plain]
     is_question = hook.kind == "question"
     is_event = hook.kind == "event" and bool(hook.declared_by)
+    is_text = hook.name in OF_ITSELF
 
     def gather(_state: State, *rest: Any) -> list[Any]:
         results = []
@@ -145,7 +148,8 @@ def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
                 result = function(*rest)
                 if result is None:
                     continue
-                if is_event or (is_question and result is not True and result is not False):
+                is_wrong = is_event or (is_text and not isinstance(result, str))
+                if is_wrong or (is_question and result is not True and result is not False):
                     raise misfit(result, one)
             except BaseException as error:
                 blame(error, one, state)
@@ -154,6 +158,12 @@ def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
         return results
 
     return gather
+
+
+def _ask_each(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
+    """Calls all implementations in order and returns each plugin that answers with its text."""
+    gathers = [(one.plugin, _gather(hook, [one], state)) for one in plain]
+    return lambda _state: [(one, text) for one, each in gathers for text in each(state) if text]
 
 
 def _ask(gather: Plan) -> Plan:

@@ -25,7 +25,6 @@ class PluginFacts:
     off_until_named: bool = False
     free_options: tuple[str, ...] = ()
     state_per_rank: bool = False
-    unsuitable: Callable[[Any], str | None] | None = None
     around_calls: Callable[[str, str, Any], AbstractContextManager[object]] | None = None
     start_early: Callable[[], object] | None = None
     needs_eval_data: bool = False
@@ -33,14 +32,12 @@ class PluginFacts:
     takes_turns: str = ""
     loss_splits: bool = True
     loss_may_broadcast: bool = False
-    note: str = ""
     default_settings: Mapping[str, Any] | None = None
 
 
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(PluginFacts)}
-# Words that a plugin may well need in another form: `names`, `notes`.
-_METHODS = ("unsuitable", "around_calls", "start_early")
-_DISTINCT = [name for name in _DEFAULTS if len(name) > len("name")]
+_METHODS = ("around_calls", "start_early")
+_DISTINCT = [name for name in _DEFAULTS if name != "name"]  # a plugin may have `names`
 # Plugins have most of their names in common, and a comparison takes 100 us.
 _near = cache(partial(difflib.get_close_matches, possibilities=_DISTINCT, n=1, cutoff=0.9))
 

@@ -141,11 +141,6 @@ class Plugin:
         return facts_of(self.target)
 
     @property
-    def note(self) -> str:
-        """What the header says of it now: a plugin sets its note when it acts."""
-        return facts_of(self.target).note
-
-    @property
     def way_out(self) -> str:
         """How to continue without it, for messages; "" for the task and the core."""
         if self.role in ("task", "core"):

@@ -11,7 +11,7 @@ import pluggy
 
 from eventloop.errors import PluginError, a, closest
 from eventloop.fixes import published
-from eventloop.hook_markers import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
+from eventloop.hook_markers import OF_ITSELF, PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
 from eventloop.plugin.declared_hooks import HookTable
 from eventloop.plugin.mistakes import method_of, mistakes, never_called
@@ -40,7 +40,18 @@ def implementations(
         misfits = [] if plugin.role == "core" else [*_misfits(plugin, name, impl, hook, options)]
         problems += misfits
         if not misfits:
-            found.append(_implementation(plugin, impl, hook, options, logs=logs))
+            found.append(
+                Implementation(
+                    plugin=plugin,
+                    hook=hook,
+                    function=impl.function,
+                    argnames=_argnames(impl, hook),
+                    phase=0 if impl.tryfirst else 2 if impl.trylast else 1,
+                    wrapper=impl.wrapper,
+                    logs=logs,
+                    **vars(options),
+                )
+            )
     return found, [*problems, *_phases_without_effect(found)]
 
 
@@ -107,25 +118,6 @@ def _equals(one: Plugin, other: object) -> bool:
         return True
 
 
-def _implementation(
-    plugin: Plugin, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions, *, logs: bool
-) -> Implementation:
-    return Implementation(
-        plugin=plugin,
-        hook=hook,
-        function=impl.function,
-        argnames=_argnames(impl, hook),
-        phase=0 if impl.tryfirst else 2 if impl.trylast else 1,
-        wrapper=impl.wrapper,
-        conditional=options.conditional,
-        before=options.before,
-        after=options.after,
-        every=options.every,
-        rank_zero=options.rank_zero,
-        logs=logs,
-    )
-
-
 def _marks(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookimplOpts]]:
     """Yields the options of each function that `hookimpl` marked, by name."""
     for name in dir(plugin.target):
@@ -185,9 +177,9 @@ def _option_misfits(
             "kind of wrapper, which isn't called here",
             "write @hookimpl(wrapper=True), `result = yield` and `return result`",
         )
-    if impl.wrapper and hook.name in TELL_ALL:
+    if impl.wrapper and hook.name in (*TELL_ALL, *OF_ITSELF):
         yield (
-            f"{hook.name} can't be wrapped: it reaches every plugin, even if another one raises",
+            f"{hook.name} can't be wrapped: each plugin is called, whatever another one does",
             "implement it without wrapper=True",
         )
     if impl.tryfirst and impl.trylast:
@@ -288,10 +280,8 @@ def _returns_something(function: Callable[..., Any]) -> bool:
 
 
 def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable) -> PluginError:
-    hint, fix = (
-        hooks.hint(hook_name),
-        "rename the method, list the hooks with `eventloop plugins hooks`",
-    )
+    hint = hooks.hint(hook_name)
+    fix = "rename the method, list the hooks with `eventloop plugins hooks`"
     if hooks.knows(hook_name) or not hint:
         missing = "switch that plugin on" if hint else "install the package that declares it"
         fix = f"{missing}, mark the method with @hookimpl(optionalhook=True)"

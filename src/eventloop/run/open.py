@@ -20,6 +20,7 @@ from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed
 from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.manager import assemble, unsuitable_reasons, without
+from eventloop.plugin.plans import outcomes_of
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
@@ -138,9 +139,8 @@ def _build(run: Run) -> None:
 
 
 def _drop_unsuitable(run: Run) -> None:
-    """Deactivates plugins that say, given the first batch, that they don't suit the run."""
-    asked = [one for one in run.active.assembly.plugins if callable(one.facts.unsuitable)]
-    if not asked:
+    """Deactivates plugins that say, given the first batch, that they can't be used."""
+    if not run.active.assembly.implementations["unsuitable"].implementations:
         return
     state = run.state
     with kept_generators(), restored_loader_state(state.train_dataloader):
@@ -148,7 +148,8 @@ def _drop_unsuitable(run: Run) -> None:
     mine: dict[str, str] = {}
     if first is not None:
         state.batch = run.loop.move(first)
-        mine = unsuitable_reasons(asked, state, run.configuration.who_insists)
+        answers = outcomes_of(run.active.plans.unsuitable, state)
+        mine = unsuitable_reasons(answers, run.configuration.who_insists)
         state.batch = None
     # What doesn't suit one rank is off on all.
     reasons = {name: why for one in state.all_gather(mine) for name, why in one.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,7 @@ from eventloop.devices import choose_device, kind_of
 from eventloop.errors import EventloopError, failures_of, keep, notes_of
 from eventloop.loop import Loop
 from eventloop.plugin.observe import observers_of
-from eventloop.plugin.plans import ActivePlugins, failures_from
+from eventloop.plugin.plans import ActivePlugins, outcomes_of
 from eventloop.plugin.records import Plugin
 from eventloop.run.run_manifest import RunFile, manifest_of
 from eventloop.state import State
@@ -102,12 +102,12 @@ class Run:
             observers=(*observers_of(settings), *request.observers),
         )
         self._compiled: tuple[Compiled, ...] = ()
-        self._features = (*processes.hooks(settings), *features_of(settings, device, precision))
         targets = (
             Defaults(plans, processes.wrap, processes.mean),
             books,
             loop,
-            *self._features,
+            *processes.hooks(settings),
+            *features_of(settings, device, precision),
             *watches_of(settings, books.loss, processes, precision),
             saver,
             RunFile(start, is_named=settings.run_dir is not None),
@@ -118,14 +118,13 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes for the header: on the start, on features, on plugins."""
-        having = (*self._features, *self._compiled)
-        plugins = (one for one in self.active.assembly.plugins if one.role not in ("task", "core"))
-        noted = ((one.name, one.note) for one in plugins)
+        noted = outcomes_of(self.active.plans.header_note, self.state)
         return (
             *self.start.notes,
             *["loss: weighted by tokens, if labels are (N, T)"] * may_weigh_tokens(self.state),
-            *(one.note for one in having if one.note),
-            *(f"{name}: {note}" for name, note in noted if note and isinstance(note, str)),
+            *(note for one, note in noted if one.role == "core"),
+            *(one.note for one in self._compiled),
+            *(f"{one.name}: {note}" for one, note in noted if one.role != "core"),
         )
 
     def freeze(self, assembly: Assembly) -> None:
@@ -150,7 +149,7 @@ class Run:
         except BaseException as error:
             _note_moment(error, state)
             late = failures_of(lambda: loop.deliver_everything(state, alone=True))
-            failures = late + failures_from(self.active.plans.exception, state, error)
+            failures = late + outcomes_of(self.active.plans.exception, state, error)
             if closing:
                 failures += failures_of(self.close)
             for failure in failures:
@@ -162,7 +161,7 @@ class Run:
         if not self.is_open:
             return
         self.is_open = False
-        if failures := failures_from(self.active.plans.close, self.state):
+        if failures := outcomes_of(self.active.plans.close, self.state):
             first, *others = failures
             for other in others:
                 keep(first, other)
@@ -176,17 +175,7 @@ def _note_moment(error: BaseException, state: State) -> None:
         error.add_note(f"epoch {state.clock.epoch}, after batch {state.clock.batch}")
 
 
-class Feature(Protocol):
-    """A plugin of the core."""
-
-    @property
-    def note(self) -> str:
-        """Its note for the header; "" for none."""
-
-
-def features_of(
-    settings: Settings, device: torch.device, precision: Precision
-) -> Iterator[Feature]:
+def features_of(settings: Settings, device: torch.device, precision: Precision) -> Iterator[object]:
     """Yields the features that the settings enable."""
     if settings.gc_interval is not None:
         yield GarbageCollection(settings.gc_interval)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from eventloop.errors import SettingError
+from eventloop.errors import SettingError, counted
 from eventloop.hook_markers import hookimpl
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ class Deterministic:
     settings.
     """
 
-    note = (
-        "deterministic: without kernels whose order varies, the search for the fastest "
-        "convolution (cudnn.benchmark), and channels_last"
-    )
-
     def __init__(self) -> None:
         self._found: tuple[bool, bool, bool, str | None] | None = None
+
+    @hookimpl
+    def header_note(self) -> str:
+        return (
+            "deterministic: without kernels whose order varies, the search for the fastest "
+            "convolution (cudnn.benchmark), and channels_last"
+        )
 
     @hookimpl(wrapper=True)
     def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
@@ -68,8 +70,6 @@ class TunedConvolutions:
     It chooses by time, so that two runs may differ in the last bits.
     """
 
-    note = ""
-
     def __init__(self) -> None:
         self._found: bool | None = None
 
@@ -98,8 +98,7 @@ class ChannelsLast:
     """
 
     def __init__(self, precision: Precision) -> None:
-        self._precision = precision.name
-        self.note = ""
+        self._precision, self._note = precision.name, ""
 
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
@@ -113,10 +112,13 @@ class ChannelsLast:
         # Who shards them may need another layout.
         weights = [one.weight for one in convolutions if isinstance(one.weight, Tensor)]
         num = sum(one.is_contiguous(memory_format=torch.channels_last) for one in weights)
-        if num:
-            layers = f"{num} convolution{'s' * (num > 1)}"
-            self.note = f"channels_last: {layers}, because of {self._precision}"
+        layers = counted(num, "convolution")
+        self._note = f"channels_last: {layers}, because of {self._precision}" if num else ""
         return wrapped
+
+    @hookimpl
+    def header_note(self) -> str:
+        return self._note
 
 
 class GarbageCollection:
@@ -131,8 +133,6 @@ class GarbageCollection:
     Args:
         interval: how often to collect.
     """
-
-    note = ""
 
     __slots__ = ("_interval", "_num_done", "_was_enabled")
 

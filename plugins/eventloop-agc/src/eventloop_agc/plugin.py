@@ -48,8 +48,9 @@ class Agc:
         self.exclude = exclude
         self._excluded: frozenset[Tensor] = frozenset()
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where the run clips already, or gradients have no norm."""
+        """Returns why the plugin can't be used: the run clips already, or gradients are sparse; None if it can."""
         for name in ("clip_norm", "clip_value"):
             if (value := getattr(state.settings, name)) is not None:
                 return f"{name}={value} clips the gradients already: leave one of them out"

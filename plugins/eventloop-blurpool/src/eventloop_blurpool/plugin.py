@@ -57,10 +57,11 @@ class Blurpool:
         self.convs = convs
         self.max_pools = max_pools
         self.replaced: tuple[str, ...] = ()
-        self.note = ""
+        self._note = ""
 
+    @hookimpl
     def unsuitable(self, state: StateView) -> str | None:
-        """Stands off where nothing was replaced."""
+        """Returns why the plugin can't be used: no layer was replaced; None if it can."""
         if self.replaced:
             return None
         wanted = ["max pool"] * self.max_pools
@@ -80,7 +81,12 @@ class Blurpool:
         )
         # The names alone: the parameters of the old layers may be replaced later.
         self.replaced = tuple(replaced)
-        self.note = _listed(replaced) if replaced else ""
+        self._note = _listed(replaced) if replaced else ""
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns how many layers of which kind blur, and which."""
+        return self._note
 
 
 def _listed(replaced: Mapping[str, nn.Module]) -> str:

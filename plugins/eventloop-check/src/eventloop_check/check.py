@@ -152,7 +152,7 @@ class Check:
         """Compares before and after a stretch of an implementation's own code."""
         everything = one.plugin.role == "callback" or one.hook.kind == "question"
         before = StateSnapshot(state, everything=everything) if one.plugin.role != "core" else None
-        in_step = state.batch is not None and state.eval_name is None
+        in_step = state.batch is not None and state.eval_name is None and one.hook.per != "run"
         self._under_way.append((one, state))
         try:
             with self._reads if in_step else nullcontext():

@@ -48,11 +48,12 @@ class Checkpointing:
         self.layers = layers
         self.every = every
         self.keep = keep
-        self.note = ""
+        self._note = ""
         self._num_layers = 0
 
+    @hookimpl
     def unsuitable(self, state: StateView) -> str | None:
-        """Stands off where a model repeats no layers."""
+        """Returns why the plugin can't be used: the model repeats no layers; None if it can."""
         if self._num_layers:
             return None
         return "the model repeats no layers; name some with the option `layers`"
@@ -81,7 +82,12 @@ class Checkpointing:
             checkpointed(model.get_submodule(name), keep=self.keep)
         self._num_layers = len(names)
         without = _without_cache(model) if names else ""
-        self.note = f"{_listed(names)} run twice, and keep {self.keep}{without}" if names else ""
+        self._note = f"{_listed(names)} run twice, and keep {self.keep}{without}" if names else ""
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns which layers run twice."""
+        return self._note
 
 
 def _without_cache(model: nn.Module) -> str:

@@ -53,8 +53,9 @@ class Curriculum:
         self._began: Moment | None = None  # the epoch, whose data loader is in force
         self._is_fitting = False
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Returns why the plugin takes no part, if no setting says what should change."""
+        """Returns why the plugin can't be used: no option says what changes; None if it can."""
         return None if any(steps.values for steps in self._steps.values()) else _NOTHING_SET
 
     @hookimpl

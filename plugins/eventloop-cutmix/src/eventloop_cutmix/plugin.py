@@ -43,8 +43,9 @@ class Cutmix:
         self.alpha = alpha
         self._second = SecondTargets("cutmix")
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where the first batch can't be cut, or its loss not be asked for."""
+        """Returns why the plugin can't be used: the first batch can't be cut, or no loss sees it; None if it can."""
         if not _can_be_cut(state.batch):
             return f"it cuts {_WANTED}, not {describe_pair(state.batch)}"
         return self._second.unsuitable(state)

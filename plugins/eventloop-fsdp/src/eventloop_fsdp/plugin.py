@@ -89,7 +89,7 @@ class Fsdp:
         self.offload = offload
         self.meta = meta
         self.weights = weights
-        self.note = ""
+        self._note = ""
         self._goes_on = False
         self._deferred: DeferredModel | None = None
         self._root: FSDPModule | None = None
@@ -99,8 +99,9 @@ class Fsdp:
         self._is_last = False
         self._num_more: int | None = None  # passes of an evaluation beyond this rank's batches
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Returns why the plugin takes no part, if there is no other rank to shard over."""
+        """Returns why the plugin can't be used: there is no other rank to shard over; None if it can."""
         if state.world_size == 1 and self.weights is None:
             return "one process alone has nothing to shard; `--nproc 2` starts two"
         return None
@@ -212,9 +213,14 @@ class Fsdp:
             from eventloop_fsdp.pretrained import load_pretrained
 
             done = load_pretrained(state.model, Path(self.weights), warns=state.rank == 0)
-            self.note = f"weights of {self.weights}" + f", {done}" * bool(done)
+            self._note = f"weights of {self.weights}" + f", {done}" * bool(done)
         elif deferred is not None:
             deferred.fill(state.model)
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns where the weights are from."""
+        return self._note
 
     @hookimpl(wrapper=True)
     def forward(self, state: State) -> Generator[None, Any, Any]:

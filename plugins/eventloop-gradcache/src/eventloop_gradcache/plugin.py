@@ -46,12 +46,16 @@ class GradCache:
         if type(microbatch_size) is not int or microbatch_size < 1:
             raise ValueError(f"microbatch_size={microbatch_size!r} is not an int of 1 or more")
         self.microbatch_size = microbatch_size
-        self.note = f"the loss is that of the whole batch, in microbatches of {microbatch_size}"
         self._loss: Tensor | None = None
         self._num_samples = 0
         self._has_checked = False
         self._draws: list[_Draws] = []
         self._grads: list[list[Tensor | None]] = []
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns over how many samples the loss is, and how many pass through the model at once."""
+        return f"the loss is that of the whole batch, in microbatches of {self.microbatch_size}"
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:

@@ -36,8 +36,9 @@ class LabelSmoothing:
         self.epsilon = epsilon
         self._smoothed = SmoothedCrossEntropy(epsilon)
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where no loss of outputs and targets is asked for."""
+        """Returns why the plugin can't be used: no loss takes outputs and classes; None if it can."""
         if state.owner("loss") == "core":
             return (
                 "the loss is the model's own; Task(loss=...) that calls cross_entropy is smoothed"

@@ -39,7 +39,12 @@ class Samples:
         self._tokenizer = tokenizer
         self._asked = list(prompts)
         self.max_new_tokens = max_new_tokens
-        self.note = header
+        self._header = header
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns what was said of the data."""
+        return self._header
 
     @hookimpl
     def eval_after_all(self, state: StateView) -> None:

@@ -87,7 +87,7 @@ class Lora:
         self.task_type = task_type
         self.adapter = adapter
         self.merge = merge
-        self.note = ""
+        self._note = ""
         if r is None and (target_modules or use_rslora or use_dora or modules_to_save):
             raise ValueError("options of an adapter have no effect without r; r=8, say")
         if r is not None and not (isinstance(r, int) and r >= 1):
@@ -119,7 +119,12 @@ class Lora:
         num_trained = sum(one.numel() for one in params if one.requires_grad)
         num_all = sum(one.numel() for one in params)
         names = ", ".join(adapters_of(state.model))
-        self.note = f"{num_trained:,} of {num_all:,} parameters are trained; adapters: {names}"
+        self._note = f"{num_trained:,} of {num_all:,} parameters are trained; adapters: {names}"
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns how much is trained, and which adapters."""
+        return self._note
 
     @hookimpl
     def select_weights(self, state: State, names: Sequence[str]) -> list[str]:

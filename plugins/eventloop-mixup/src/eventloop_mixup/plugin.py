@@ -42,8 +42,9 @@ class Mixup:
         self.alpha = alpha
         self._second = SecondTargets("mixup")
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where the first batch can't be mixed, or its loss not be asked for."""
+        """Returns why the plugin can't be used: the first batch can't be mixed, or no loss sees it; None if it can."""
         try:
             _mixable(state.batch)
         except PluginError:

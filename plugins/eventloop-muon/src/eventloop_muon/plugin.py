@@ -69,12 +69,13 @@ class Muon:
         self.weight_decay = weight_decay
         self.hidden = hidden
         self.not_hidden = not_hidden or []
-        self.note = ""
+        self._note = ""
         self._is_asking, self._of_task = False, list[str]()
         self._has_shards = False
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where there is nothing for Muon, or where other optimizers make the steps."""
+        """Returns why the plugin can't be used: no matrices, or steps by other optimizers; None if it can."""
         owner = state.owner("train_batch")
         if owner != "core" and state.owner("optimizer_step") == owner:
             return (
@@ -107,14 +108,19 @@ class Muon:
         again: dict[str, Optimizer] = state.again()
         return again
 
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns which optimizer steps what."""
+        return self._note
+
     @hookimpl(conditional=True)
     def build_optimizers(self, state: State) -> dict[str, Optimizer] | None:
         """Returns Muon and AdamW; nothing where the plugin is about to take no part."""
         if self._is_asking or self.unsuitable(state):
             return None
         hidden, wide, narrow = self._weights(state)
-        self.note = f"Muon for {_counted(hidden)}, AdamW for {_counted(wide + narrow)}, "
-        self.note += "instead of the task's optimizer"
+        self._note = f"Muon for {_counted(hidden)}, AdamW for {_counted(wide + narrow)}, "
+        self._note += "instead of the task's optimizer"
         muon = optim.Muon(
             hidden,
             self.lr,

@@ -54,11 +54,16 @@ class Orca:
                 setattr(self, name, getattr(part, name))
         actions = ", ".join(name for part in owned for name in part.actions)
         main = type(self._points.main).__name__
-        self.note = f"the main callback {main} owns {actions}" if owned else ""
+        self._note = f"the main callback {main} owns {actions}" if owned else ""
         self.conflicts = tuple(name for part in owned for name in part.conflicts)
         self._items: dict[str, Any] = {}
         self._runner: Any = None
         self._eval_idx = 0
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns which actions the main callback owns."""
+        return self._note
 
     @hookimpl
     def after_load(self, state: State) -> None:

@@ -76,8 +76,9 @@ class ProgressiveResizing:
         self.mode = mode
         self._growth: Ramp | None = None
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where there are no images, or the model takes no smaller ones."""
+        """Returns why the plugin can't be used: no images, or a model that takes no smaller ones; None if it can."""
         try:
             images, _ = _images_of(state.batch)
         except PluginError as error:

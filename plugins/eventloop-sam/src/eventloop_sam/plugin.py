@@ -49,8 +49,9 @@ class Sam:
         self._before: Draws | None = None
         self._is_second = False
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where an optimizer takes its gradients where it likes, or they have no norm."""
+        """Returns why the plugin can't be used: an optimizer that calls a closure, or sparse gradients; None if it can."""
         for name, optimizer in state.optimizers.items():
             if wants_closure(optimizer):
                 return f"the optimizer {name!r} is {type(optimizer).__name__}, which takes several gradients a step"

@@ -54,8 +54,9 @@ class SelectiveBackprop:
         self._start: Time | None = None
         self._end: Time | None = None
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where the first batch, or the loss, can't be taken apart into samples."""
+        """Returns why the plugin can't be used: the batch or the loss doesn't split into samples; None if it can."""
         owner = state.owner("train_batch")
         if owner != "core":
             return f"train_batch is {owner}'s, which has losses of its own"

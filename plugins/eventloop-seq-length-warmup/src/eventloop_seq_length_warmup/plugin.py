@@ -52,8 +52,9 @@ class SeqLengthWarmup:
         self.mode = mode
         self._growth: Ramp | None = None
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where there are no sequences, or the model takes no shorter ones."""
+        """Returns why the plugin can't be used: no sequences, or a model that takes no shorter ones; None if it can."""
         try:
             full = full_length(state.batch)
         except ValueError as error:

@@ -22,7 +22,7 @@ class Streaming:
     name = "streaming"
 
     def __init__(self) -> None:
-        self.note = ""
+        self._note = ""
 
     @hookimpl
     def init(self, state: StateView) -> None:
@@ -31,7 +31,12 @@ class Streaming:
         # Each worker of each rank has buffers of its own.
         num_parts = max(1, getattr(loader, "num_workers", 0)) * state.data_world_size
         for doubt in (note_on, _of_litdata, _of_webdataset):
-            self.note = self.note or doubt(loader, num_parts)
+            self._note = self._note or doubt(loader, num_parts)
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns how many samples a stop in mid-epoch may lose or repeat."""
+        return self._note
 
     @hookimpl
     def after_load(self, state: StateView) -> None:

@@ -68,8 +68,9 @@ class Swa:
         self._has_statistics = False
         self._loaded: dict[str, Any] = {}
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where the model can't be copied, the data not seen again, the start not known."""
+        """Returns why the plugin can't be used: no copy of the model, no second pass, or no start; None if it can."""
         if _is_sharded(state):
             return "the model's weights are sharded, and it needs a copy of the whole model"
         if self.start.unit == "dur" and state.duration is None:

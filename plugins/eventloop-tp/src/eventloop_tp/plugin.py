@@ -69,11 +69,12 @@ class Tp:
         self.plan = plan
         self.sequence = sequence
         self.loss_parallel = loss_parallel
-        self.note = ""
+        self._note = ""
         self._is_dividing = False
 
+    @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where there is no rank to share layers with."""
+        """Returns why the plugin can't be used: there is no other rank to divide layers over; None if it can."""
         if state.world_size == 1:
             return "one process alone has no rank to share layers with; `--nproc 2` starts two"
         if self.size == 1:
@@ -115,8 +116,13 @@ class Tp:
         keeps = self._last(placed) if self.loss_parallel else None
         divide(state.model, placed, state.mesh["tp"], sequence=self.sequence, keeps=keeps)
         self._is_dividing = True
-        self.note = self._about(placed)
+        self._note = self._about(placed)
         return (yield)
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns which layers are divided."""
+        return self._note
 
     @hookimpl(wrapper=True)
     def build_optimizers(
