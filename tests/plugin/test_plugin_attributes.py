@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from torch import nn
 
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of, misspelt_facts
@@ -42,6 +43,20 @@ def test_a_misspelt_attribute_is_refused(make_trainer, meant, misspelt, value):
 
     with pytest.raises(PluginError, match=f"is named '{misspelt}'; the closest is '{meant}'"):
         make_trainer(algorithms=[kind()])
+
+
+def test_a_misspelt_attribute_of_a_task_is_refused(make_trainer):
+    """Its settings would have no effect."""
+
+    class Own:
+        default_setting = {"autoload": "callbacks"}
+
+        @hookimpl
+        def build_model(self):
+            return nn.Linear(1, 1)
+
+    with pytest.raises(PluginError, match="'default_setting'; the closest is 'default_settings'"):
+        make_trainer(Own())
 
 
 def test_what_is_a_plugins_own_affair_is_left_alone(make_trainer):

@@ -34,7 +34,7 @@ def mistakes(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
         return
     for what, fix, name in (*never_called(plugin, hooks), *_state_misfits(plugin)):
         yield plugin.problem(what, fix, method_of(plugin, name))
-    for name, fact in misspelt_facts(plugin.target) if plugin.role != "task" else ():
+    for name, fact in misspelt_facts(plugin.target):
         what = f"no attribute of plugins is named {name!r}; the closest is {fact!r}"
         yield plugin.problem(what, "rename it")
 
