@@ -155,6 +155,18 @@ class Plugin:
 """
 
 
+def test_a_misspelt_table_of_removed_hooks_is_refused(make_trainer):
+    """Or the authors of implementations would not read what became of the hook."""
+
+    class Misspelt(After):
+        remove_hooks = {"ema_gone": "renamed to ema_updated in 0.4"}
+
+    ema = type("Ema", (), {"name": "ema", "hookspecs": Misspelt})()
+
+    with pytest.raises(PluginError, match="'remove_hooks'; the closest is 'removed_hooks'"):
+        make_trainer(algorithms=[ema])
+
+
 def test_a_hook_that_the_core_removed_is_named_with_what_became_of_it(install, monkeypatch):
     """From the table, by a run and by `plugins list`, which imports nothing."""
     gone = {"batch_done": "renamed to batch_end in 0.3"}

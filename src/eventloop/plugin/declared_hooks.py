@@ -11,6 +11,7 @@ from eventloop.errors import PluginError, a
 from eventloop.events import Events
 from eventloop.hook_markers import REMOVED_HOOKS, Hook, declared_hooks, marked_by_pluggy
 from eventloop.naming import fold
+from eventloop.plugin.plugin_attributes import facts_of, misspelt_facts
 from eventloop.plugin.static_check import static_hooks
 from eventloop.vocabulary import HOOKS as OF_OTHERS
 from eventloop.vocabulary import known_as
@@ -73,7 +74,7 @@ def hooks_of(
             continue
         own = declared_hooks([namespace], plugin.name)
         misfits = [*_unreadable(plugin, namespace, own)]
-        hooks.removed |= getattr(namespace, "removed_hooks", {})
+        hooks.removed |= facts_of(namespace).removed_hooks or {}
         for name, hook in own.items():
             known = hooks.setdefault(name, hook)
             if known is not hook and known.spec is hook.spec:
@@ -91,14 +92,16 @@ _Misfit = tuple[str, str]
 
 
 def _unreadable(plugin: Plugin, namespace: Any, own: Mapping[str, Hook]) -> Iterator[_Misfit]:
-    """Finds `hookspecs` without hooks, and hooks whose markers don't say how often they fire."""
+    """Finds what `hookspecs` has that can't be read: markers of pluggy, misspelt names, nothing."""
     marked = marked_by_pluggy(namespace)
     for name in marked:
         yield (
             f"the hook {name!r} is marked with pluggy's own HookspecMarker",
             "mark it with @hookspec(per=...) of eventloop",
         )
-    if not own and not marked and not hasattr(namespace, "removed_hooks"):
+    for name, fact in misspelt_facts(namespace):
+        yield f"no attribute of hookspecs is named {name!r}; the closest is {fact!r}", "rename it"
+    if not own and not marked and facts_of(namespace).removed_hooks is None:
         yield (
             f"hookspecs of {plugin.name} declares no hooks: it is {namespace!r}",
             "put @hookspec(per=...) above its functions, or take hookspecs out",

@@ -21,6 +21,7 @@ class PluginFacts:
     requires: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     hookspecs: Any = None
+    removed_hooks: Mapping[str, str] | None = None
     wakes_with: tuple[str, ...] = ()
     off_until_named: bool = False
     free_options: tuple[str, ...] = ()
@@ -56,7 +57,7 @@ def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
     Options, other methods and imported names aren't checked.
     """
     init = type(target).__init__
-    for own in [target] if isinstance(target, ModuleType) else type(target).__mro__[:-1]:
+    for own in [target] if isinstance(target, ModuleType | type) else type(target).__mro__[:-1]:
         for name, value in vars(own).items():
             if name in _DEFAULTS or not (near := _near(name)):
                 continue
