@@ -141,10 +141,10 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
         if attribute not in names:
             return StaticReport(f"{module} has no {attribute!r}{closest(attribute, names)}")
         if isinstance(node := names[attribute], ast.ClassDef):
-            waking = tuple(_wakes_with(node))
-            named = _assigned(node, "off_until_named")
-            waits = any(getattr(value, "value", None) is True for value in named)
-            return StaticReport(_hook_problem(node, others), tuple(_needs(node)), waking, waits)
+            assigned = dict(Scope(module, path, node.body).assigned())
+            waits = getattr(assigned.get("off_until_named"), "value", None) is True
+            waking, needs = _texts(assigned.get("wakes_with")), tuple(_needs(node))
+            return StaticReport(_hook_problem(node, others), needs, waking, waits)
         if (following := origin_of(node, attribute, module, path)) is None:
             return StaticReport()
         module, attribute = following
@@ -202,15 +202,7 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
             yield from (one.arg for one, default in pairs if default is None)
 
 
-def _wakes_with(node: ast.ClassDef) -> Iterator[str]:
-    """Yields the options in the class's `wakes_with`, if they are literals."""
-    for tuple_ in _assigned(node, "wakes_with"):
-        values = (one.value for one in ast.walk(tuple_) if isinstance(one, ast.Constant))
-        yield from (value for value in values if isinstance(value, str))
-
-
-def _assigned(node: ast.ClassDef, name: str) -> Iterator[ast.expr]:
-    """Yields the values that a class assigns to an attribute."""
-    for one in node.body:
-        if isinstance(one, ast.Assign) and name in map(ast.unparse, one.targets):
-            yield one.value
+def _texts(value: ast.expr | None) -> tuple[str, ...]:
+    """Returns the texts in an expression, such as the options in `wakes_with`, if they are literals."""
+    values = (getattr(one, "value", None) for one in (ast.walk(value) if value else ()))
+    return tuple(one for one in values if isinstance(one, str))
