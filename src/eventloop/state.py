@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from eventloop.mesh import Layout
     from eventloop.plugin.observe import Observer
     from eventloop.plugin.plans import ActivePlugins
+    from eventloop.plugin.plugin_attributes import PluginFacts
     from eventloop.signals import StopKind
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.precision import Precision
@@ -273,6 +274,11 @@ class State:
     def plugins(self) -> Mapping[str, Any]:
         """The active plugins themselves, by folded name."""
         return self._active.by_name
+
+    @property
+    def plugin_facts(self) -> Mapping[str, PluginFacts]:
+        """What the active plugins say about themselves in attributes, by folded name."""
+        return self._active.facts
 
     @property
     def active_model(self) -> nn.Module:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.data.batches import Count
     from eventloop.mesh import Layout
+    from eventloop.plugin.plugin_attributes import PluginFacts
     from eventloop.signals import StopKind, StopReason
     from eventloop.training.precision import Precision
 
@@ -48,6 +49,8 @@ class StateView(Protocol):
     def observers(self) -> Sequence[Any]: ...
     @property
     def plugins(self) -> Mapping[str, Any]: ...
+    @property
+    def plugin_facts(self) -> Mapping[str, PluginFacts]: ...
     @property
     def clock(self) -> Clock: ...
     @property

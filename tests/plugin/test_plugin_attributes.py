@@ -102,7 +102,7 @@ def test_no_other_file_reads_them_by_their_names():
     """`getattr(plugin.target, "requires", ())` elsewhere would be a second declaration."""
     found = [
         f"{path.name}:{node.lineno}"
-        for path in (ROOT / "src").rglob("*.py")
+        for path in (*(ROOT / "src").rglob("*.py"), *ROOT.glob("plugins/*/src/**/*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr")
         for argument in node.args[1:2]

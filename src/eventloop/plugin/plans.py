@@ -30,6 +30,7 @@ from eventloop.state import CALLABLE
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from eventloop.plugin.plugin_attributes import PluginFacts
     from eventloop.state import State
 
 
@@ -261,17 +262,18 @@ class ActivePlugins:
         assembly: the implementations of the plugins, in order.
         plans: the plans of all hooks.
         quiet: the same plans, with empty ones for the events of a microbatch.
-        by_name: the plugin objects by folded name, without the core's.
+        by_name: the plugin objects by folded name, without the core's; likewise `facts`.
         evaluates: whether a plugin evaluates by itself, with or without eval data.
     """
 
-    __slots__ = ("_callable", "assembly", "by_name", "evaluates", "plans", "quiet")
+    __slots__ = ("_callable", "assembly", "by_name", "evaluates", "facts", "plans", "quiet")
 
     def __init__(self) -> None:
         self.assembly = Assembly((), (), HOOKS, {})
         self.plans = new_plans()
         self.quiet = new_plans()
         self.by_name: Mapping[str, Any] = {}
+        self.facts: Mapping[str, PluginFacts] = {}
         self.evaluates = False
         self._callable: Mapping[str, Callable[..., Any]] = {}
 
@@ -293,8 +295,9 @@ class ActivePlugins:
             is_quiet = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.quiet, name, nothing if is_quiet else plan)
         self.evaluates = assembly.evaluates
-        plugins = (one for one in assembly.plugins if one.role != "core")
+        plugins = [one for one in assembly.plugins if one.role != "core"]
         self.by_name = {fold(one.name): one.target for one in plugins}
+        self.facts = {fold(one.name): one.facts for one in plugins}
         self._callable = {
             name: checked(hook, getattr(self.plans, name))
             for name, hook in assembly.hooks.items()

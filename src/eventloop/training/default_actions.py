@@ -72,10 +72,7 @@ class Defaults:
     )
 
     def __init__(
-        self,
-        plans: Plans,
-        wrap: Callable[[State], nn.Module],
-        mean: Callable[[Tensor], Tensor],
+        self, plans: Plans, wrap: Callable[[State], nn.Module], mean: Callable[[Tensor], Tensor]
     ) -> None:
         self._plans = plans
         self._wrap = wrap
@@ -273,10 +270,7 @@ class Defaults:
 
     @hookimpl
     def optimizer_step(
-        self,
-        state: State,
-        optimizers: Mapping[str, Optimizer],
-        closure: Callable[[], Tensor],
+        self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> bool | StepOutcome:
         stepped: bool | StepOutcome = True
         for name, optimizer in optimizers.items():
@@ -364,10 +358,7 @@ class _FirstKnown:
     """
 
     def __init__(
-        self,
-        closure: Callable[[], Tensor],
-        mean: Callable[[Tensor], Tensor],
-        loss: Tensor | None,
+        self, closure: Callable[[], Tensor], mean: Callable[[Tensor], Tensor], loss: Tensor | None
     ) -> None:
         self._closure, self._mean, self._loss = closure, mean, loss
 

@@ -30,10 +30,7 @@ class ResumePoint:
     """
 
     def __init__(
-        self,
-        hooks: Plans,
-        loaded: str = "",
-        draw_on: Callable[[State], None] | None = None,
+        self, hooks: Plans, loaded: str = "", draw_on: Callable[[State], None] | None = None
     ) -> None:
         self._hooks, self._draw_on = hooks, draw_on
         self.loaded = loaded

@@ -36,15 +36,11 @@ def owns_batch(state: State, plugin: SharesBatches) -> bool:
     them, all ranks and a resumed run find the same. Who is alone has every turn.
     """
     kind = plugin.takes_turns
-    sharing = {
-        name: one
-        for name, one in state.plugins.items()
-        if getattr(one, "takes_turns", None) == kind
-    }
+    sharing = sorted(name for name, one in state.plugin_facts.items() if one.takes_turns == kind)
     if len(sharing) < 2:
         return True
     draw = random.Random(f"{state.settings.seed}/{kind}/{state.clock.batch}")
-    return sharing[draw.choice(sorted(sharing))] is plugin
+    return state.plugins[draw.choice(sharing)] is plugin
 
 
 class SecondTargets:

@@ -62,8 +62,8 @@ class SelectiveBackprop:
             return f"train_batch is {owner}'s, which has losses of its own"
         if state.owner("split_batch") == "task":
             return "split_batch is task's: the loss may be one over pairs of samples"
-        for name, plugin in state.plugins.items():
-            if not getattr(plugin, "loss_splits", True):
+        for name, facts in state.plugin_facts.items():
+            if not facts.loss_splits:
                 return f"the loss compares the samples of a batch: {name} has loss_splits=False"
         try:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
