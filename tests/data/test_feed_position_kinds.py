@@ -287,9 +287,7 @@ class CountsItsEpochs:
 @pytest.mark.parametrize(("stop", "epoch"), [(4, 1), (10, 2)])
 def test_an_iterable_that_counts_its_epochs_starts_anew_and_it_is_said(stop, epoch):
     """It goes on with its own first epoch, and the run can't know."""
-    anew = (
-        rf"read again .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
-    )
+    anew = rf"read again .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
     with pytest.warns(UserWarning, match=anew):
         seen = stopped(CountsItsEpochs, stop=stop)
 
