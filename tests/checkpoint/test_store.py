@@ -40,7 +40,7 @@ def damage(path):
 
 def place(name):
     """Returns what an ID says of a place: this machine and boot, or another."""
-    return {"here": temporary_folders.this_place(), "elsewhere": "0" * 8}[name]
+    return {"here": temporary_folders.this_machine(), "elsewhere": "0" * 8}[name]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from eventloop import CheckpointError, ResumeError
 from eventloop.checkpoint.run_lock import RunLock
-from eventloop.storage import Url, this_place
+from eventloop.storage import Url, this_machine
 from eventloop_remote import lease as module
 from eventloop_remote.lease import NUM_LOOKS, RENEW_S, Lease
 
@@ -114,7 +114,7 @@ def test_one_that_is_given_back_meanwhile_is_free(bucket, lease_of):
 
 def test_one_of_a_process_that_has_ended_is_free(bucket, lease_of, dead):
     """A killed run goes on at once on the same machine."""
-    left_by(bucket, place=this_place(), process=dead)
+    left_by(bucket, place=this_machine(), process=dead)
 
     lease_of("a").acquire()
 
@@ -123,7 +123,7 @@ def test_one_of_a_process_that_has_ended_is_free(bucket, lease_of, dead):
 
 def test_one_of_an_earlier_process_with_this_number_is_free(bucket, lease_of):
     """Containers count from 1 again."""
-    left_by(bucket, place=this_place(), process=module.os.getpid())
+    left_by(bucket, place=this_machine(), process=module.os.getpid())
 
     lease_of("a").acquire()
 

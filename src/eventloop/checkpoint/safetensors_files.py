@@ -257,22 +257,22 @@ def _entry(name: str, value: Any) -> TensorEntry:
 def _places_of(slices: Mapping[str, TensorSlice]) -> dict[str, str]:
     if not slices:
         return {}
-    places = {name: [list(one.shape), list(one.offsets)] for name, one in slices.items()}
-    return {SLICES: bounded_json.to_bytes(places, MAX_ITEMS).decode("ascii")}
+    bounds = {name: [list(one.shape), list(one.offsets)] for name, one in slices.items()}
+    return {SLICES: bounded_json.to_bytes(bounds, MAX_ITEMS).decode("ascii")}
 
 
 def _with_places(header: Mapping[str, TensorEntry], metadata: Any) -> dict[str, TensorEntry]:
     text = metadata.get(SLICES) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise CorruptFileError("its header doesn't say where its slices belong")
-    places = bounded_json.from_bytes(text.encode("ascii", "replace"), MAX_ITEMS)
-    if not isinstance(places, dict) or places.keys() != header.keys():
+    bounds = bounded_json.from_bytes(text.encode("ascii", "replace"), MAX_ITEMS)
+    if not isinstance(bounds, dict) or bounds.keys() != header.keys():
         raise CorruptFileError("its header says of other tensors where they belong")
-    return {name: _placed(name, one, places[name]) for name, one in header.items()}
+    return {name: _with_slice(name, one, bounds[name]) for name, one in header.items()}
 
 
-def _placed(name: str, entry: TensorEntry, place: Any) -> TensorEntry:
-    match place:
+def _with_slice(name: str, entry: TensorEntry, bound: Any) -> TensorEntry:
+    match bound:
         case [list(whole), list(offsets)] if len(whole) == len(offsets) == len(entry.whole):
             sizes = [one for one in (*whole, *offsets) if type(one) is int and 0 <= one < 2**63]
             ends = zip(offsets, entry.box.shape, whole, strict=True)

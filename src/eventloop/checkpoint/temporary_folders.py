@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eventloop.distributed.exit_status import is_alive, this_place
+from eventloop.distributed.exit_status import is_alive, this_machine
 
 UNDER_WAY = ".tmp-"
 REPLACED = ".was-"
 ALIVE_S = 24 * 3600.0
 
 _NAME = re.compile(
-    r"\.(?:tmp|was)-(?P<of>ba[0-9]{8,20})-(?P<id>(?P<place>[0-9a-f]{8})-(?P<pid>[0-9]{1,10})-[0-9a-f]{8})"
+    r"\.(?:tmp|was)-(?P<of>ba[0-9]{8,20})-(?P<id>(?P<machine>[0-9a-f]{8})-(?P<pid>[0-9]{1,10})-[0-9a-f]{8})"
 )
 # Those of this process that it still works on; one of an earlier process may have the same id.
 _ours: set[str] = set()
@@ -31,7 +31,7 @@ _ours: set[str] = set()
 @contextmanager
 def new_id() -> Iterator[str]:
     """Yields an ID that marks folders as this process's until the `with` block ends."""
-    one = f"{this_place()}-{os.getpid()}-{os.urandom(4).hex()}"
+    one = f"{this_machine()}-{os.getpid()}-{os.urandom(4).hex()}"
     _ours.add(one)
     try:
         yield one
@@ -52,9 +52,9 @@ def is_leftover(folder: Path, *, alone: bool) -> bool:
     if name is None or name["id"] in _ours:
         return False
     pid = int(name["pid"])
-    if alone or (name["place"] == this_place() and pid == os.getpid()):
+    if alone or (name["machine"] == this_machine() and pid == os.getpid()):
         return True
-    if name["place"] == this_place():
+    if name["machine"] == this_machine():
         return not is_alive(pid)
     return time.time() - _changed_at(folder) > ALIVE_S
 

@@ -217,10 +217,10 @@ def _in_pretrained(folder: Path) -> dict[str, SavedTensor]:
     """Returns the weights in a pretrained model's folder; several files need an index."""
     if not (index := folder / _INDEX).exists():
         return _in_file(folder / _SINGLE)
-    places = _places_in(index)
-    files = {name: _in_file(folder / name) for name in dict.fromkeys(places.values())}
+    file_names = _file_names_in(index)
+    files = {name: _in_file(folder / name) for name in dict.fromkeys(file_names.values())}
     found: dict[str, SavedTensor] = {}
-    for tensor, name in places.items():
+    for tensor, name in file_names.items():
         with refusing_file(folder / name):
             if tensor not in files[name]:
                 raise CorruptFileError(f"{_INDEX} says that it has {tensor[:80]!r}, but it doesn't")
@@ -228,16 +228,16 @@ def _in_pretrained(folder: Path) -> dict[str, SavedTensor]:
     return found
 
 
-def _places_in(index: Path) -> dict[str, str]:
+def _file_names_in(index: Path) -> dict[str, str]:
     """Returns the name of the file of each tensor."""
     with refusing_file(index):
         with disk.OldFile(index.resolve()) as file:
             value = bounded_json.from_bytes(file.read(file.num_left), MAX_ITEMS)
-        places = value.get("weight_map") if isinstance(value, dict) else None
-        if isinstance(places, dict) and all(
-            isinstance(one, str) and one == Path(one).name for one in places.values()
+        file_names = value.get("weight_map") if isinstance(value, dict) else None
+        if isinstance(file_names, dict) and all(
+            isinstance(one, str) and one == Path(one).name for one in file_names.values()
         ):
-            return places
+            return file_names
         raise CorruptFileError("its weight_map isn't one of names of files beside it")
 
 

@@ -196,23 +196,23 @@ def require_same_weights(
         for name, total in sums.items()
         if name not in alone and (processes.is_strategy or sharded(params[name]) is not None)
     }
-    places = {place for place, _ in shared.values()}
-    if all(len(place) == len(layout.sizes) for place in places):
+    coords = {coord for coord, _ in shared.values()}
+    if all(len(coord) == len(layout.sizes) for coord in coords):
         return  # each weight is on one rank
     settings: dict[str, object] = {}
     for name, optimizer in state.optimizers.items():
         settings |= settings_of(name, optimizer.param_groups)
-    is_copied = places == {()}
+    is_copied = coords == {()}
     if is_copied and processes.are_same((settings, shared)):
         return
     seen = f", as seen at batch {state.clock.batch}"
     require_same(processes, "optimizers", settings, seen, by_part=True)
     if not is_copied:
-        named = [(place, name, total) for name, (place, total) in shared.items()]
-        texts = {place: repr([one for one in named if one[0] == place]) for place in places}
-        digests = [(place, crc32(text.encode())) for place, text in texts.items()]
+        named = [(coord, name, total) for name, (coord, total) in shared.items()]
+        texts = {coord: repr([one for one in named if one[0] == coord]) for coord in coords}
+        digests = [(coord, crc32(text.encode())) for coord, text in texts.items()]
         pairs = {pair for theirs in processes.all_gather(digests) for pair in theirs}
-        if len(pairs) == len({place for place, _ in pairs}):
+        if len(pairs) == len({coord for coord, _ in pairs}):
             return
     norms = {name: local(one).norm().item() for name, one in params.items()}
     mine = {(name, *one): (total, norms[name]) for name, (one, total) in shared.items()}

@@ -101,7 +101,7 @@ def end_with_launcher() -> None:
 
 
 @functools.cache
-def this_place() -> str:
+def this_machine() -> str:
     """Returns a digest that identifies this machine, its last boot and this container."""
     texts = [socket.gethostname()]
     for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):

@@ -28,7 +28,7 @@ from datetime import timedelta
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
-from eventloop.distributed.exit_status import Words, in_ranks, is_alive, kill_rank, this_place
+from eventloop.distributed.exit_status import Words, in_ranks, is_alive, kill_rank, this_machine
 from eventloop.errors import EventloopError, SettingError
 from eventloop.mesh import Layout
 
@@ -85,7 +85,7 @@ class Member:
     @property
     def is_here(self) -> bool:
         """Whether it runs on this machine."""
-        return self.machine == this_place()
+        return self.machine == this_machine()
 
 
 class Bulletin:
@@ -166,7 +166,7 @@ class Bulletin:
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
             facts = (self.is_inside, self._num_beats, line, self.num_batches)
-            member = Member(this_place(), os.getpid(), *facts)
+            member = Member(this_machine(), os.getpid(), *facts)
             self._store.set(self._member_key(self.rank), json.dumps(astuple(member)))
 
     def member(self, rank: int) -> Member | None:
@@ -295,8 +295,8 @@ class Neighbour:
             return None  # it left in order, between the two looks
         members = self._board.members()
         lines = ((self._board.label(rank), one.line) for rank, one in members.items() if one)
-        places = [f"rank {name} {line}" for name, line in lines if line]
-        before = f"; before that: {'; '.join(places)}" if places else ""
+        locations = [f"rank {name} {line}" for name, line in lines if line]
+        before = f"; before that: {'; '.join(locations)}" if locations else ""
         what = f"its process {seen.pid} is gone without a word"
         return self._failure(f"{what}{before}")
 

@@ -238,14 +238,14 @@ def shadowed(selected: Iterable[Candidate]) -> Iterator[PluginError]:
         if canonical(distribution) not in repeated:
             continue
         there = importlib_metadata.distributions(name=distribution)
-        places = {
+        folders = {
             name_and_version(one)[1] or "none": str(one.locate_file(""))
             for one in reversed([*there])
         }
-        if len(places) > 1:
-            listed = [f"{version} in {folder}" for version, folder in reversed(places.items())]
+        if len(folders) > 1:
+            listed = [f"{version} in {folder}" for version, folder in reversed(folders.items())]
             yield PluginError(
-                f"{distribution} is installed in {len(places)} versions, of which one hides the "
+                f"{distribution} is installed in {len(folders)} versions, of which one hides the "
                 f"others: {', '.join(listed)}",
                 subjects=[one.found for one in group],
                 plugin=", ".join(one.found.origin for one in group),

@@ -233,12 +233,12 @@ def _edges(impls: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[
 
 def _refuse_across_roles(edges: Iterable[Edge], impls: Sequence[Implementation]) -> None:
     tiers = {_name(one): _tier(one) for one in impls}
-    places = list(dict.fromkeys(tiers.values()))
+    tier_order = list(dict.fromkeys(tiers.values()))
     for edge in edges:
         first, then = tiers.get(edge.first), tiers.get(edge.then)
         if first is None or then is None:
             continue
-        if places.index(first) > places.index(then):
+        if tier_order.index(first) > tier_order.index(then):
             raise PluginError(
                 f"{edge.typed[0]} can't run before {edge.typed[1]}: {_TIER_NAMES[then]}s run "
                 f"before {_TIER_NAMES[first]}s",

@@ -25,7 +25,7 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.distributed.checkpoint_crew import ALONE, Crew
-from eventloop.distributed.exit_status import is_alive, this_place
+from eventloop.distributed.exit_status import is_alive, this_machine
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.files.bounded_json import MAX_BYTES as MAX_MANIFEST_BYTES
 from eventloop.files.disk import CorruptFileError, NewFile
@@ -61,6 +61,6 @@ __all__ = [
     "parse_manifest",
     "read_manifest",
     "surplus",
-    "this_place",
+    "this_machine",
     "why_passed_over",
 ]

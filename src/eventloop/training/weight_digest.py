@@ -83,8 +83,8 @@ def _sum_of(tensor: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]) ->
 
 def _places(part: Tensor, shape: tuple[int, ...], begins: tuple[int, ...]) -> Tensor:
     """Returns the index of each entry in the whole tensor, laid out flat."""
-    places = torch.zeros((), dtype=torch.int64, device=part.device)
+    indices = torch.zeros((), dtype=torch.int64, device=part.device)
     for size, begin, num in zip(part.shape, begins, shape, strict=True):
         entries = torch.arange(begin, begin + size, device=part.device)
-        places = entries if places.ndim == 0 else places.unsqueeze(-1) * num + entries
-    return places
+        indices = entries if indices.ndim == 0 else indices.unsqueeze(-1) * num + entries
+    return indices

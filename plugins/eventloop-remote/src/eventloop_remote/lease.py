@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from eventloop import CheckpointError, ResumeError
-from eventloop.storage import Lock, Url, is_alive, this_place
+from eventloop.storage import Lock, Url, is_alive, this_machine
 from eventloop_remote.objects import Objects
 
 FILE = ".lease.json"
@@ -160,7 +160,7 @@ class Lease:
         lease = {
             "process": os.getpid(),
             "host": platform.node(),
-            "place": this_place(),
+            "place": this_machine(),
             "id": self._id,
             "renewed": datetime.now(UTC).isoformat(),
         }
@@ -177,7 +177,7 @@ def _has_ended(data: bytes) -> bool:
     """
     lease = _value(data)
     match lease:
-        case {"place": str(place), "process": int(pid)} if place == this_place() and pid > 0:
+        case {"place": str(place), "process": int(pid)} if place == this_machine() and pid > 0:
             return lease.get("id") not in _ours if pid == os.getpid() else not is_alive(pid)
     return False
 
