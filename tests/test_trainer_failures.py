@@ -11,18 +11,19 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
 from eventloop.errors import TaskError
+from eventloop.hook_markers import OF_ITSELF
 from eventloop.plugin.declared_hooks import HOOKS
 
-# What has to do with checkpoints, second models and texts, of which these runs have none.
+# What has to do with checkpoints, second models, texts and headers, of which these runs have none.
 NOT_ASKED = {"before_load", "restore_optimizers", "capture_optimizers", "checkpoint_saved",
-             "select_weights", "wrap_companion", "log_text"}  # fmt: skip
+             "select_weights", "wrap_companion", "log_text", "header_note"}  # fmt: skip
 TOLD_AFTER_ALL = {"exception", "close"}
 FORMS = ("plain", "first half", "second half")
 CASES = [
     (hook, form)
     for hook in HOOKS
     for form in FORMS
-    if hook not in NOT_ASKED and (form == "plain" or hook not in TOLD_AFTER_ALL)
+    if hook not in NOT_ASKED and (form == "plain" or hook not in (*TOLD_AFTER_ALL, *OF_ITSELF))
 ]
 CODE = """
 from eventloop import hookimpl
