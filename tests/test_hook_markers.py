@@ -70,6 +70,7 @@ def test_every_contract_has_its_lines():
     wanted = {
         "event": ("Fires:", "State:", "May:", "Must not:"),
         "question": ("Asked:", "Answer:"),
+        "collection": ("Asked:", "State:", "Answer:", "Must not:"),
         "action": ("Asked:",),
     }
     lacking = [
