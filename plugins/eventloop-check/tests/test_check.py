@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import numpy
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop import hookimpl
+from eventloop import TaskError, hookimpl
 from eventloop_check import Check
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
@@ -334,6 +335,11 @@ def test_answers_that_differ_between_ranks_are_found(tmp_path, plugin):
             assert "rank 0 False, rank 1 True" in finding
 
 
+def call_forward(state):
+    with contextlib.suppress(TaskError):  # no batch is under way
+        state.call("forward")
+
+
 ACTS = {
     "assigns": (lambda state: setattr(state, "until", state.until), "assigned state's until"),
     "writes": (
@@ -344,6 +350,7 @@ ACTS = {
     "logs": (lambda state: state.log("asker/x", 1.0), "called state's log"),
     "stops": (lambda state: state.request_stop("enough"), "called state's request_stop"),
     "saves": (lambda state: state.request_checkpoint(), "called state's request_checkpoint"),
+    "calls": (call_forward, "called state's call"),
 }
 
 
@@ -360,7 +367,7 @@ def test_a_question_that_acts_is_named(act, role, checked):
     assert __file__ in finding.where
 
 
-@pytest.mark.parametrize("act", ["assigns", "draws", "writes"])
+@pytest.mark.parametrize("act", ["assigns", "draws", "writes", "calls"])
 def test_a_question_in_which_an_algorithm_changes_the_run_is_named(act, checked):
     """In an event it may."""
     do, what = ACTS[act]

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventloop.commands import counted, write_lines, write_table
 from eventloop.toolbox import caller, instead, moment_in, with_context
-from eventloop_check.snapshots import StateSnapshot
+from eventloop_check.snapshots import Part, StateSnapshot
 
 if TYPE_CHECKING:
     from eventloop import State
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The core's own, in which the task's model and loss run.
 _TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
 _READ = "aten::_local_scalar_dense"
-_ACTS = ("log", "log_text", "request_checkpoint", "request_stop", "update")
+_ACTS = ("call", "log", "log_text", "request_checkpoint", "request_stop", "update")
 # They read without an operation that could be seen.
 _METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
 _TORCH = Path(torch.__file__).parent
@@ -50,6 +50,7 @@ class Finding:
 
     Args:
         kind: whether it wrote, read, or answered otherwise than on other ranks.
+        plugin: its name and distribution.
         who: plugin, distribution and hook.
         what: what it did.
         where: file and line, where they are known.
@@ -58,6 +59,7 @@ class Finding:
     """
 
     kind: Kind
+    plugin: str
     who: str
     what: str
     where: str
@@ -159,17 +161,17 @@ class Check:
                 yield
         finally:
             self._under_way.pop()
-            for verb, name in before.changes(state) if before is not None else ():
-                self._found_change(one, state, verb, name)
+            for verb, part in before.changes(state) if before is not None else ():
+                self._found_change(one, state, verb, part)
 
-    def _found_change(self, one: Implementation, state: Any, verb: str, name: str) -> None:
+    def _found_change(self, one: Implementation, state: Any, verb: str, part: Part) -> None:
         is_question = one.hook.kind == "question"
         if is_question or one.plugin.role == "callback":
-            whose = "" if "'s random numbers" in name else "state's "
+            whose = "state's " if part.attribute else ""
             rule = "question only answers" if is_question else "callback may only watch"
-            self._found("write", one, state, f"{verb} {whose}{name}; a {rule}", one.where)
+            self._found("write", one, state, f"{verb} {whose}{part}; a {rule}", one.where)
         elif verb != "called":
-            how = name if verb == "assigned" else f"{name.partition(' ')[0]} (in place)"
+            how = part.attribute if verb == "assigned" else f"{part.attribute} (in place)"
             self._writes[how, one.hook.name, one.plugin.name] += 1
 
     def _found_read(self, tensor: Tensor, how: str) -> None:
@@ -183,7 +185,9 @@ class Check:
         if one.plugin.role == "core":
             who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
         moment = f"{moment_in(one.hook.name, state)}, rank {state.layout.label(state.rank)}"
-        finding = self._findings.setdefault((who, what), Finding(kind, who, what, where, moment))
+        finding = self._findings.setdefault(
+            (who, what), Finding(kind, one.plugin.origin, who, what, where, moment)
+        )
         finding.times += 1
 
 
@@ -198,18 +202,18 @@ class RecordedState:
 
     __slots__ = ("_found", "_state")
 
-    def __init__(self, state: State, found: Callable[[str, str], None]) -> None:
+    def __init__(self, state: State, found: Callable[[str, Part], None]) -> None:
         object.__setattr__(self, "_state", state)
         object.__setattr__(self, "_found", found)
 
     def __getattr__(self, name: str) -> Any:
         if name in _ACTS:
-            self._found("called", name)
+            self._found("called", Part(name))
         return getattr(self._state, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._state, name, value)
-        self._found("assigned", name)
+        self._found("assigned", Part(name))
 
 
 def _is_torchs_own() -> bool:

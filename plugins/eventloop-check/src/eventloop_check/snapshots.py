@@ -6,12 +6,31 @@ import dataclasses
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eventloop.devices import kind_of
+
+
+class Part(NamedTuple):
+    """Something that a plugin can change.
+
+    Args:
+        attribute: of the State: "model"; "" for random generators, which aren't part of it.
+        detail: the rest of its name in messages.
+    """
+
+    attribute: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.attribute} {self.detail}".strip()
+
+    def of(self, detail: str) -> Part:
+        """Returns a part of this one."""
+        return Part(self.attribute, f"{self.detail} {detail}".strip())
 
 
 class StateSnapshot:
@@ -32,8 +51,8 @@ class StateSnapshot:
         self._values = dict(_values(state)) if everything else {}
         self._generators = dict(_generators(state)) if everything else {}
 
-    def changes(self, state: Any) -> Iterator[tuple[str, str]]:
-        """Yields what is another now: what was done, and to what."""
+    def changes(self, state: Any) -> Iterator[tuple[str, Part]]:
+        """Yields what changed since: what was done, and to what."""
         for name, tensor in self._tensors.items():
             if _version(tensor) != self._versions[name]:
                 yield "wrote in place into", name
@@ -53,59 +72,60 @@ class StateSnapshot:
                 yield "drew from, or seeded,", name
 
 
-def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that a callback could write into, with names for messages."""
+def _tensors(state: Any) -> Iterator[tuple[Part, Tensor]]:
+    """Yields the tensors that a callback could write into."""
     for name in ("batch", "microbatch", "outputs", "loss"):
-        yield from _nested(name, getattr(state, name))
+        yield from _nested(Part(name), getattr(state, name))
     for name, parameter in state.model.named_parameters():
-        yield f"model {name}", parameter
+        yield Part("model", name), parameter
         if parameter.grad is not None:
-            yield f"gradient {name}", parameter.grad
+            yield Part("gradient", name), parameter.grad
     for name, buffer in state.model.named_buffers():
-        yield f"model {name}", buffer
+        yield Part("model", name), buffer
     for name, optimizer in state.optimizers.items():
         for idx, values in enumerate(optimizer.state.values()):
-            yield from _nested(f"optimizer {name!r} state {idx}", values)
+            yield from _nested(Part("optimizer", f"{name!r} state {idx}"), values)
 
 
-def _values(state: Any) -> Iterator[tuple[str, object]]:
+def _values(state: Any) -> Iterator[tuple[Part, object]]:
     """Yields what has a value and no version: options of optimizers, and training modes."""
     for name, optimizer in state.optimizers.items():
         for idx, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 params = key == "params"
                 known = [id(one) for one in value] if params else _comparable(value)
-                yield f"optimizer {name!r} group {idx} {key}", known
+                yield Part("optimizer", f"{name!r} group {idx} {key}"), known
         for idx, values in enumerate(optimizer.state.values()):
             for key, value in values.items() if isinstance(values, Mapping) else ():
                 if not isinstance(value, Tensor):
-                    yield f"optimizer {name!r} state {idx} {key}", _comparable(value)
+                    part = Part("optimizer", f"{name!r} state {idx} {key}")
+                    yield part, _comparable(value)
     for name, module in state.model.named_modules():
-        yield f"model {name}.training".replace(" .", " "), module.training
+        yield Part("model", f"{name}.training".lstrip(".")), module.training
 
 
-def _generators(state: Any) -> Iterator[tuple[str, object]]:
+def _generators(state: Any) -> Iterator[tuple[Part, object]]:
     """Yields the states of the generators of random numbers that all share."""
-    yield "Python's random numbers", random.getstate()
+    yield Part("", "Python's random numbers"), random.getstate()
     if numpy := sys.modules.get("numpy"):
-        yield "NumPy's random numbers", numpy.random.get_state(legacy=True)
-    yield "torch's random numbers", torch.random.get_rng_state()
+        yield Part("", "NumPy's random numbers"), numpy.random.get_state(legacy=True)
+    yield Part("", "torch's random numbers"), torch.random.get_rng_state()
     if (of_device := kind_of(state.device).get_rng_state()) is not None:
-        yield "torch's random numbers on the device", of_device
+        yield Part("", "torch's random numbers on the device"), of_device
 
 
-def _nested(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _nested(part: Part, value: Any) -> Iterator[tuple[Part, Tensor]]:
     if isinstance(value, Tensor):
-        yield name, value
+        yield part, value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from _nested(f"{name} [{key!r}]", one)
+            yield from _nested(part.of(f"[{key!r}]"), one)
     elif isinstance(value, (tuple, list)):
         for idx, one in enumerate(value):
-            yield from _nested(f"{name} [{idx}]", one)
+            yield from _nested(part.of(f"[{idx}]"), one)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from _nested(f"{name} .{field.name}", getattr(value, field.name))
+            yield from _nested(part.of(f".{field.name}"), getattr(value, field.name))
 
 
 def _version(tensor: Tensor) -> int:

@@ -93,7 +93,7 @@ def _options(case: Case) -> Iterator[str]:
 
 def _leaves_the_step_alone(case: Case) -> Iterator[str]:
     first, again = case.run(case.build()), case.run(case.build())
-    mine = [one for one in first.findings if one.who.startswith(case.found.origin)]
+    mine = [one for one in first.findings if one.plugin == case.found.origin]
     case.found_on_host |= {one.what for one in mine}
     yield from map(str, mine)
     if not equal(first.weights, again.weights):
@@ -161,7 +161,7 @@ def _pretend_run(case: Case) -> tuple[list[str], str]:
             run = case.run(case.build(), device="pretend", precision="fp32")
     except (PretendError, torch.OutOfMemoryError) as error:
         return [], f"{type(error).__name__}: {text_of(error)}"
-    mine = [one for one in run.findings if one.who.startswith(case.found.origin)]
+    mine = [one for one in run.findings if one.plugin == case.found.origin]
     return [str(one) for one in mine if one.what not in case.found_on_host], ""
 
 
