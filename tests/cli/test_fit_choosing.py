@@ -43,10 +43,16 @@ def test_two_that_claim_an_action_stop_the_fit_and_the_line_that_is_printed_make
     assert ran.status == 0, ran.err
 
 
-def test_the_task_may_be_preferred(run, two):
-    """`owners` may name it."""
-    (two / "pyproject.toml").write_text('[tool.eventloop.owners]\nbuild_optimizers = "task"\n')
+def test_the_task_may_be_preferred(run, install, tiny):
+    """`owners` may name it; the plugins, whose optimizers can't be built, aren't asked."""
+    for name in ("aa-test", "bb-test"):
+        install(name, OPTIMIZER.replace("return {", "return 1 / 0 or {"))
+    owner = '[tool.eventloop.owners]\nbuild_optimizers = "{}"\n'
+    (tiny / "pyproject.toml").write_text(owner.format("aa-test"))
+    refused = run("fit", "tiny.py", *QUICK)
+    (tiny / "pyproject.toml").write_text(owner.format("task"))
 
+    assert "ZeroDivisionError" in refused.err
     assert run("fit", "tiny.py", *QUICK).status == 0
 
 

@@ -155,10 +155,17 @@ def test_the_closure_of_a_step_sees_the_same_mix():
 
 def test_the_mix_is_forgotten_with_its_batch():
     """Whoever computes a loss between batches must get the plain one."""
-    mixup = Mixup()
+    mixup, mixed = Mixup(), []
 
-    fit(mixup)
+    class Looks:
+        @hookimpl
+        def after_backward(self, state):
+            mixed.append(mixup._second.are_given)
 
+    fit(mixup, Looks())
+
+    assert len(mixed) == 6
+    assert all(mixed)
     assert not mixup._second.are_given
 
 
