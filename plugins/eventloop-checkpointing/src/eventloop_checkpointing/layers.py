@@ -51,9 +51,7 @@ def repeated_layers(model: nn.Module) -> list[str]:
     """
     found: dict[str, int] = {}
     for name, module in model.named_modules():
-        items = (
-            list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-        )
+        items = list(module.children()) if isinstance(module, _LISTS) else []
         is_repeated = len(items) > 1 and len({type(one) for one in items}) == 1
         if is_repeated and all(any(one.children()) for one in items):
             found[name] = sum(param.numel() for param in module.parameters())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from torch import nn
 
-from eventloop.toolbox import spec_of_file, weights_at
+from eventloop.toolbox import module_of_file, weights_at
 
 
 def named_teacher(label: str, weights: Path | None = None) -> nn.Module:
@@ -57,9 +56,4 @@ def _file(path: Path) -> ModuleType:
     path = path.absolute()
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec = spec_of_file(f"eventloop_teacher_{path.stem}", path)
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # so that its classes can be found by name
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(f"eventloop_teacher_{path.stem}", path)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eventloop.toolbox import spec_of_file
+from eventloop.toolbox import module_of_file
 
 
 def named_reward(reward: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -50,9 +49,4 @@ def _file(path: Path) -> ModuleType:
     path = path.absolute()
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec = spec_of_file(f"eventloop_reward_{path.stem}", path)
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(f"eventloop_reward_{path.stem}", path)

@@ -179,11 +179,6 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     return memory.COUNTS.limit - memory.COUNTS.allocated, memory.COUNTS.limit
 
 
-def set_memory_limit(num_bytes: int) -> None:
-    """Has allocations beyond a number of bytes fail with `torch.OutOfMemoryError`."""
-    memory.COUNTS.limit = num_bytes
-
-
 def empty_cache() -> None:
     """Has no allocation take memory that was freed before: there is no other cache."""
     memory.forget_freed()
