@@ -1,7 +1,6 @@
-"""Finds mistakes in plugins that pluggy ignores silently.
+"""What a plugin has that would never be used: unmarked functions, lost states, misspelt attributes.
 
-Functions meant as hooks that would never be called, states that would be lost, requirements that
-aren't met, conflicts.
+Also requirements that aren't met, and conflicts. What is marked as a hook, `validate.py` checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Validation: finds what pluggy would accept silently, or refuse without a fix."""
+"""Functions that are marked as hooks: their names, arguments, results and options are checked."""
 
 from __future__ import annotations
 
