@@ -154,7 +154,7 @@ def data_of(given: Any) -> DataSpec:
 def evaluators_of(
     model: ComposerModel, given: Any, interval: Any, num_batches: int
 ) -> list[Evaluator]:
-    """Returns the eval sets; those that don't say when they are due have this interval.
+    """Returns the evaluators; `interval` applies to those without an interval of their own.
 
     Raises:
         TaskError: some have a name and others don't, or one can't be honoured.
@@ -184,7 +184,7 @@ def evaluators_of(
 
 
 def loggers_of(given: Mapping[str, Any]) -> list[LoggerDestination]:
-    """Returns the loggers that were given, and those that Composer's trainer adds."""
+    """Returns the loggers that were passed, and those that Composer's trainer adds."""
     loggers = list(ensure_tuple(given["loggers"]))
     stream, traces = given["console_stream"], given["log_traces"]
     if given["progress_bar"] and not any(isinstance(one, ProgressBarLogger) for one in loggers):
@@ -196,7 +196,7 @@ def loggers_of(given: Mapping[str, Any]) -> list[LoggerDestination]:
 
 
 def moves_every_batch(schedulers: Sequence[Any], given: bool | None) -> bool:
-    """Whether schedulers move once a batch: torch's count epochs unless it is said otherwise."""
+    """Whether schedulers step every batch; by default, only if none is a torch scheduler."""
     if given is not None:
         return given
     return not any(isinstance(one, LRScheduler) for one in schedulers)

@@ -40,7 +40,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Returns what `encoded` was given."""
+    """Decodes what `encoded` returned."""
     if isinstance(value, Mapping):
         if value.keys() == {_TIME}:
             return Time.from_timestring(value[_TIME])
@@ -55,5 +55,5 @@ def decoded(value: Any) -> Any:
 
 
 def _numbers(timestamp: Timestamp) -> dict[str, int]:
-    """Returns what a timestamp counts; how long it took isn't kept."""
+    """Returns the counts of a timestamp, without its wall-clock times."""
     return {name: getattr(timestamp, name).value for name in _COUNTED}

@@ -88,7 +88,7 @@ class Mirror:
         self._training_loader: tuple[Any, str | None, ComposerTime | None] = (None, None, None)
 
     def fire(self, event: Event) -> None:
-        """Runs an event of Composer's, in its order; both States say the same before and after."""
+        """Runs an event of Composer's engine, and keeps both States in agreement."""
         state, theirs = self.state, self.theirs
         microbatch = state.microbatch
         batch = state.batch if microbatch is None else microbatch
@@ -128,7 +128,7 @@ class Mirror:
         return self._loss
 
     def advance(self) -> None:
-        """Has Composer's timestamp stand where our clock does."""
+        """Sets Composer's timestamp to the time of eventloop's clock."""
         self.theirs.previous_timestamp = self.theirs.timestamp
         self.theirs.timestamp = self.time_now()
 
@@ -140,12 +140,12 @@ class Mirror:
         self.advance()
 
     def restart(self) -> None:
-        """Has Composer's time begin anew; ours goes on."""
+        """Restarts Composer's timestamp; eventloop's clock isn't reset."""
         self.since = self.state.clock.moment()
         self.theirs.timestamp = self.time_now()
 
     def set_duration(self, duration: ComposerTime | None) -> None:
-        """Says how long the run is, without asking ours to be changed."""
+        """Sets `max_duration` of Composer's State without changing eventloop's duration."""
         self.theirs.max_duration = duration
         self._max_duration = self.theirs.max_duration
 
@@ -175,11 +175,11 @@ class Mirror:
         return since.to_next_batch(samples=count.samples, tokens=count.tokens, duration=duration)
 
     def time_now(self) -> Timestamp:
-        """Returns where our clock stands, as Composer counts."""
+        """Returns the time of eventloop's clock as Composer's timestamp."""
         return timestamp_of(self.state.clock, self.since, self.evaluated)
 
     def _take_duration(self) -> None:
-        """Stops the run, or lets it go on longer, as `max_duration` of Composer's State says now."""
+        """Applies `max_duration` of Composer's State: stops the run or changes its duration."""
         theirs, state = self.theirs, self.state
         self._max_duration = theirs.max_duration
         if theirs.max_duration is None:

@@ -27,7 +27,7 @@ from eventloop_composer.times import to_theirs
 
 @dataclass
 class Parts:
-    """What Composer's trainer is given beside its model.
+    """The arguments of Composer's trainer, without the model.
 
     Args:
         data: the training data; None where it comes with the fit.
@@ -181,7 +181,7 @@ class ModelTask:
 
     @hookimpl
     def weigh_microbatch(self, state: State) -> int:
-        """Weighs by tokens that generate loss where the trainer was told to, else by samples."""
+        """Weighs by loss-generating tokens if the trainer was configured to, else by samples."""
         data = self._data(state)
         if state.microbatch is None or not self.parts.counts_tokens:
             samples: int = data.get_num_samples_in_batch(
@@ -212,7 +212,7 @@ class ModelTask:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Says which installed algorithms stay off."""
+        """Announces which installed algorithms stay off."""
         announce_off(state, self.way_in)
 
     # The passes.
@@ -231,7 +231,7 @@ class ModelTask:
         return mirror.take_loss(model.loss(state.outputs, batch))  # type: ignore[operator]
 
     def end_batch(self, state: State) -> None:
-        """Moves schedulers, as long as Composer's timestamp stands before the batch; logs metrics."""
+        """Steps schedulers that count batches, before the timestamp advances; logs metrics."""
         theirs = self._session.mirror.theirs
         if self.parts.every_batch:
             for scheduler in theirs.schedulers:
@@ -257,7 +257,7 @@ class ModelTask:
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
-        """Answers what the evaluators said at the end of the batch, or of the epoch."""
+        """Whether an eval set was due when the evaluators were last asked."""
         return self._is_due
 
     def ask_evaluators(self, state: State, event: str) -> bool:
@@ -327,7 +327,7 @@ class ModelTask:
         return {"schedulers": [encoded(_plain(one)) for one in self._schedulers()]}
 
     def put_saved(self, saved: Mapping[str, Any]) -> None:
-        """Has the schedulers go on from what `saved` returned."""
+        """Restores the schedulers from what `saved` returned."""
         for one, state in zip(self._schedulers(), saved["schedulers"], strict=True):
             one.load_state_dict(decoded(state))
 

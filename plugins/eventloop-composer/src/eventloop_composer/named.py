@@ -19,7 +19,7 @@ _SHORT = {
 
 
 def objects_of(option: str, given: object, kind: type) -> list[Any]:
-    """Returns the objects that an option of the plugin stands for.
+    """Returns the objects that an option of the plugin specifies.
 
     Args:
         option: its name: algorithms, callbacks or loggers.

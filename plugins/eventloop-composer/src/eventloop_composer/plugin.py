@@ -241,7 +241,7 @@ class Composer:
 
     @hookimpl
     def eval_before_all(self, state: State) -> None:
-        """The event EVAL_BEFORE_ALL; of an evaluation beside a fit, EVAL_STANDALONE_START."""
+        """The event EVAL_BEFORE_ALL; outside of a fit, EVAL_STANDALONE_START."""
         self.mirror.evaluated.begin()
         self.session.fire("eval_before_all" if self.session.in_fit else "eval_standalone_start")
 
@@ -272,7 +272,7 @@ class Composer:
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
-        """The event EVAL_AFTER_ALL; of an evaluation beside a fit, EVAL_STANDALONE_END."""
+        """The event EVAL_AFTER_ALL; outside of a fit, EVAL_STANDALONE_END."""
         self.session.fire("eval_after_all" if self.session.in_fit else "eval_standalone_end")
         self.mirror.evaluated.end()
 

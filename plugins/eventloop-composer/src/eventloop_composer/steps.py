@@ -179,7 +179,7 @@ class Steps:
             optimizer.load_state_dict(states[key])
 
     def wrappers(self) -> dict[str, Any]:
-        """Returns what replaced optimizers keep beside those inside of them."""
+        """Returns the plain attributes and the state of optimizers that wrap others."""
         found = {}
         for name, outer in zip(self._inner, self._session.mirror.theirs.optimizers, strict=False):
             plain = (bool, int, float, str)
@@ -203,7 +203,7 @@ class Steps:
 
 
 class _Closure:
-    """The closure that Composer's trainer gives to an optimizer."""
+    """The closure that Composer's trainer passes to an optimizer."""
 
     def __init__(self, steps: Steps, state: State, closure: Callable[[], Tensor]) -> None:
         self._steps, self._closure = steps, closure

@@ -90,7 +90,7 @@ class Evaluated:
 
 
 def timestamp_of(clock: Clock, since: Moment, evaluated: Evaluated) -> Timestamp:
-    """Returns where our clock stands as Composer's timestamp, counted from a moment between epochs.
+    """Returns the clock as Composer's timestamp, counted from `since`, a moment between epochs.
 
     Its iterations stay 0: we have none, and Composer's own run is a single one unless it is told
     otherwise. The time of the last batch is 0 when an epoch has ended, as theirs is.

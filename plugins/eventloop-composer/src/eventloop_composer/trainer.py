@@ -84,7 +84,7 @@ class Trainer:
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """The checkpoints of the run, the oldest first; Composer's files, where a name was given."""
+        """Paths of the run's checkpoints, oldest first; of Composer's files, where it saves any."""
         if self._checkpoint_saver is not None and self._checkpoint_saver in self.state.callbacks:
             return list(self._checkpoint_saver.saved_checkpoints)
         folder = self.eventloop.state.run_dir / "checkpoints"
@@ -108,7 +108,7 @@ class Trainer:
         device_train_microbatch_size: int | None = None,
         precision: Any = None,
     ) -> None:
-        """Trains; what is given replaces what the trainer was given.
+        """Trains the model; arguments passed here replace those of the constructor.
 
         Raises:
             SettingError: something can't be honoured.

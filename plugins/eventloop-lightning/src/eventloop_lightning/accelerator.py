@@ -25,7 +25,7 @@ class TorchAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
-        """Returns the indices that a number of devices stands for."""
+        """Returns the device indices for a number of devices, or those that were passed."""
         return list(range(int(devices))) if isinstance(devices, int | str) else list(devices)
 
     @staticmethod

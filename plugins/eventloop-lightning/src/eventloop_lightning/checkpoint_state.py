@@ -1,4 +1,4 @@
-"""What Lightning's half of a run keeps in checkpoints, and how it is put back in Lightning's order."""
+"""State of Lightning's trainer in checkpoints, saved and restored in Lightning's order."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Keeping:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run goes on from a checkpoint."""
+        """Whether the run resumes from a checkpoint."""
         return bool(self._loaded)
 
     def take(self) -> dict[str, Any]:
-        """Returns what Lightning's checkpoint has beside weights and optimizers, and what it lacks.
+        """Returns Lightning's checkpoint without weights and optimizers, plus what it lacks.
 
         It lacks what is under way: sums of `self.log`, accumulated gradients, what is frozen.
         """
@@ -124,7 +124,7 @@ class Keeping:
         self._loaded = dict(state)
 
     def keep_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Keeps the weights until the module was told of the checkpoint."""
+        """Keeps the weights until the module's `on_load_checkpoint` has been called."""
         self._weights = weights
 
     def keep_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -154,7 +154,7 @@ class Keeping:
         return states
 
     def put_modules(self) -> None:
-        """Restores module, data module and callbacks, each told of the checkpoint first."""
+        """Restores module, data module and callbacks through Lightning's checkpoint connector."""
         self.is_loading = False
         if not self._loaded:
             return
@@ -195,7 +195,7 @@ class Keeping:
         self._optimizers = []
 
     def put_epoch(self) -> None:
-        """Restores what a callback has set up when the epoch began that goes on."""
+        """Restores what a callback set up at the start of the resumed epoch."""
         trainer, module = self._trainer, self._trainer.lightning_module
         averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
         for one in averaging:

@@ -1,4 +1,4 @@
-"""Validation and prediction by Lightning's own loops, and passes beside the training."""
+"""Validation and prediction by Lightning's own loops, and passes outside of the training loop."""
 
 from __future__ import annotations
 

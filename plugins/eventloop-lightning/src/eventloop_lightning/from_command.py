@@ -70,7 +70,7 @@ def task(
 
 
 def _take_settings(trainer: Any, state: State) -> None:
-    """Has Lightning's trainer say what eventloop's settings are."""
+    """Applies eventloop's settings to Lightning's trainer."""
     settings = state.settings
     loop = trainer.fit_loop
     duration = settings.max_duration

@@ -30,7 +30,7 @@ class HookCalls:
         self._known.clear()
 
     def tell(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a hook of the callbacks, then the module's; returns what the module's gives."""
+        """Calls a hook of the callbacks, then of the module; returns the module's result."""
         callbacks, own = self._known.get(name) or self._look_up(name)
         if not callbacks and own is None:
             return None

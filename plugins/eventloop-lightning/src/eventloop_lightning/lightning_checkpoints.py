@@ -1,4 +1,4 @@
-"""Files of Lightning's trainer: under a key of ours each has what a run needs to go on from it exactly."""
+"""Lightning's checkpoint files, with an entry from which a run can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class ResumableFiles:
 
 
 def checkpoint_in(trainer: Any, path: Any, weights_only: bool | None) -> Checkpoint:
-    """Returns what a run needs to go on from a file.
+    """Reads eventloop's checkpoint from a checkpoint file of Lightning's.
 
     Raises:
         SettingError: it was written by another trainer, or has weights alone.
@@ -178,7 +178,7 @@ def _with_rest(content: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str
 
 
 def _take_back(loops: Mapping[str, Any]) -> None:
-    """Has counters of batches and steps stand behind the last that was processed."""
+    """Resets batch and step counters to the last one processed."""
     for name, one in loops.items():
         if name.startswith("epoch_loop.") and isinstance(one, dict):
             _take_back_counts(one)
@@ -205,7 +205,7 @@ def _copied(nest: Any) -> Any:
 
 
 def _like(nest: Any, copied: dict[Any, Any]) -> Any:
-    """Returns a dictionary of another class, OrderedDict say, with these values."""
+    """Returns a copy of a dict subclass, such as OrderedDict, with these values."""
     made = nest.copy()
     made.update(copied)
     return made

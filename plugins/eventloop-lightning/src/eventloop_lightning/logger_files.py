@@ -1,4 +1,4 @@
-"""Files that Lightning's loggers and `ModelCheckpoint` write: a run that goes on has those of one in one go."""
+"""Files of Lightning's loggers and `ModelCheckpoint`, restored when a run is resumed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Table(ExperimentWriter):
             self.begin()
 
     def _check_log_dir_exists(self) -> None:
-        """Leaves the rows there: whether the run goes on is known later."""
+        """Keeps existing rows: whether the run is resumed isn't known yet."""
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         with Path(self.metrics_file_path).open(newline="") as file:
@@ -96,7 +96,7 @@ class OwnFiles:
         self._checkpoints: list[str] = []
 
     def find(self, state: State) -> None:
-        """Has loggers go on in the folders that they had when the run began, before they make others."""
+        """Points loggers to the folders of the run's start, before they create others."""
         if state.rank:
             return
         if state.settings.run_dir is not None:  # a run without one is never found again
@@ -113,7 +113,7 @@ class OwnFiles:
                 self._tables[str(Path(logger.log_dir).resolve())] = table
 
     def begin(self, saved: Mapping[str, Any]) -> None:
-        """Takes back what was written after the checkpoint that the run goes on from.
+        """Discards what was written after the checkpoint from which the run resumes.
 
         Args:
             saved: what `state_dict` returned then; empty for a run that begins.

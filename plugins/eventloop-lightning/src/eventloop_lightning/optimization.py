@@ -110,7 +110,7 @@ class Automatic:
         self._progress.step.increment_completed()
 
     def output(self) -> dict[str, Any]:
-        """Returns what `on_train_batch_end` is given."""
+        """Returns the outputs that are passed to `on_train_batch_end`."""
         loss, self._loss = self._loss, None
         return {} if loss is None else {"loss": loss, **self._extra}
 
@@ -186,7 +186,7 @@ class Automatic:
         return loss.reshape(()) if loss.ndim else loss
 
     def _compute(self, state: State) -> Tensor | None:
-        """Runs the training step; keeps what `on_train_batch_end` is given of it."""
+        """Runs the training step; stores the outputs for `on_train_batch_end`."""
         batch = state.batch if state.microbatch is None else state.microbatch
         given, num = (
             self._training_step(batch, self._batch_idx),
@@ -268,7 +268,7 @@ class Manual:
             state.loss = loss.detach().reshape(())
 
     def output(self) -> dict[str, Any]:
-        """Returns what `on_train_batch_end` is given."""
+        """Returns the outputs that are passed to `on_train_batch_end`."""
         output, self._output = self._output, {}
         return output
 

@@ -12,7 +12,7 @@ _THEIRS = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightn
 
 @contextmanager
 def either_lightning() -> Iterator[None]:
-    """While the modules of this package are imported, gives `lightning.pytorch` its other name.
+    """Resolves imports of `lightning` to `pytorch_lightning` if that was imported first.
 
     Both packages have the same code, and classes of their own: a trainer of one refuses modules of the
     other. What a process has imported first counts. Outside of the block `lightning` is what it was.

@@ -104,7 +104,7 @@ def _require_ranks(arguments: Mapping[str, Any]) -> None:
 
 
 def refuse_others_words(settings: Mapping[str, Any]) -> None:
-    """Refuses settings for which Lightning's trainer has arguments, which would say something else.
+    """Refuses settings for which Lightning's trainer has arguments of its own.
 
     Raises:
         SettingError: one is given.

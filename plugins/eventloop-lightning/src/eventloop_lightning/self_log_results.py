@@ -70,7 +70,7 @@ class Results(_ResultCollection):
         return {key: _taken(one) for key, one in self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], module: LightningModule) -> None:
-        """Goes on from what `state_dict` returned, with the metrics of a module."""
+        """Restores what `state_dict` returned; metrics of the module are looked up in `module`."""
         for key, saved in state.items():
             self[key] = _made(saved, self._reduce, module)
 
@@ -128,7 +128,7 @@ def counts_of(module: LightningModule) -> dict[str, Any]:
 
 
 def put_counts(module: LightningModule, counts: Mapping[str, Any]) -> None:
-    """Has the metrics of a module go on from what `counts_of` returned, where the metrics are."""
+    """Restores what `counts_of` returned, on the devices of the metrics."""
     for name, saved in counts.items():
         metric = module.get_submodule(name)
         for field, value in saved["values"].items():

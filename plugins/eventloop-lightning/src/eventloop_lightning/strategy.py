@@ -60,7 +60,7 @@ class RunsOnLoop(Strategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Writes a file, from which a run can go on when the batch is done."""
+        """Saves a checkpoint file, from which a run can resume once the batch is done."""
         if self.files is not None:
             self.files.take(checkpoint, filepath, storage_options)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)

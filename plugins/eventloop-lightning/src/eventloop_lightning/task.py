@@ -139,7 +139,7 @@ class LightningTask:
 
     @hookimpl
     def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
-        """Loads weights; those of a run that goes on when its module knows of the checkpoint."""
+        """Loads the weights; when resuming, not before the module's `on_load_checkpoint`."""
         if self._keeping.is_loading:
             self._keeping.keep_weights(weights)
         else:
@@ -164,7 +164,7 @@ class LightningTask:
             set_rng_states(self._generators)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what Lightning's checkpoint has beside weights and optimizers."""
+        """Returns Lightning's checkpoint without weights and optimizers, plus what it lacks."""
         return {**self._keeping.take(), "ends_epoch": self._ends_epoch}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
@@ -207,7 +207,7 @@ class LightningTask:
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
-        """Calls `on_train_epoch_start`, unless the epoch goes on."""
+        """Calls `on_train_epoch_start`, unless the epoch is resumed."""
         self._calls.refresh()
         self._epoch = state.clock.epoch
         if state.resumed:
@@ -258,12 +258,12 @@ class LightningTask:
 
     @hookimpl
     def should_skip_batch(self, state: State) -> bool:
-        """Answers what `on_train_batch_start` said."""
+        """Whether the epoch ends without this batch, as when `on_train_batch_start` returned -1."""
         return self._ends_epoch
 
     @hookimpl
     def train_batch(self, state: State) -> bool:
-        """Trains on the batch; schedulers are told of it whenever gradients aren't accumulated."""
+        """Trains on the batch; returns False while gradients are accumulated."""
         self._accumulates = self._epoch_loop._should_accumulate()
         self._in_train_batch = True
         try:
@@ -274,7 +274,7 @@ class LightningTask:
 
     @hookimpl
     def forward(self, state: State) -> Any:
-        """Runs the training step, for a plugin that computes beside the training: swa, say."""
+        """Runs the training step, for passes of plugins outside of the training, such as swa's."""
         # What the loop has loaded is transferred already; a pass beside it takes batches itself.
         is_raw = has_transfer(self._trainer) and not self._in_batch
         batch = self._transferred(state.batch) if is_raw else state.batch
@@ -373,7 +373,7 @@ class LightningTask:
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
-        """Answers by `limit_train_batches`, and what `on_train_batch_start` said."""
+        """Whether `limit_train_batches` is reached, or the epoch was ended early."""
         return self._ends_epoch or self._progress.current.ready >= self._fit_loop.num_batches
 
     @hookimpl
@@ -383,7 +383,7 @@ class LightningTask:
 
     @hookimpl
     def epoch_end(self, state: State) -> None:
-        """Calls `on_train_epoch_end`, unless the epoch will go on."""
+        """Calls `on_train_epoch_end`, unless the epoch was interrupted."""
         is_complete = state.clock.epoch != self._epoch
         is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
         if is_complete or is_stopped or stages.is_done(self._trainer):
@@ -391,7 +391,7 @@ class LightningTask:
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Calls what Lightning calls after its last epoch, unless the run will go on."""
+        """Calls what Lightning calls after its last epoch, unless the run was interrupted."""
         self._files.complete(state)
         self._files.finish(state)
         if self._files.lend is not None and not is_interruption(state.stop_reason):

@@ -173,7 +173,7 @@ class Trainer(LightningTrainer):
 
 
 def _require_algorithms(trainer: eventloop.Trainer, resumed: Checkpoint | None) -> None:
-    """Refuses to go on without an algorithm that is installed and was passed when the run began."""
+    """Refuses to resume without an algorithm that the run began with."""
     then = [] if resumed is None else resumed.facts["manifest"]["plugins"]
     now = [one.name for one in trainer.plugins]
     for one in then:
@@ -183,7 +183,7 @@ def _require_algorithms(trainer: eventloop.Trainer, resumed: Checkpoint | None) 
 
 @contextmanager
 def _in_own_words() -> Iterator[None]:
-    """Has a run that can't be resumed say what a user of this trainer can do about it."""
+    """Re-raises a `ResumeError` with the fix that applies to this trainer."""
     try:
         yield
     except ResumeError as error:
