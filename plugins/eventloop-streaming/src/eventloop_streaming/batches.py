@@ -39,7 +39,7 @@ class Batches:
 
     @property
     def suits_any_ranks(self) -> bool:
-        """Whether a run may go on with another number of ranks in mid-epoch."""
+        """Whether a run can be resumed in mid-epoch with another number of ranks."""
         return self._source.suits_any_ranks
 
     def __iter__(self) -> Iterator[Any]:
@@ -58,7 +58,7 @@ class Batches:
         return self._source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
         self._source.begin()
         self._source.load_state_dict(state)
         self._is_loaded = True

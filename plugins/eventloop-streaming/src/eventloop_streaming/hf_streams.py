@@ -1,4 +1,4 @@
-"""What a run on a stream of `datasets` loses over a stop in mid-epoch, and which can't go on at all (datasets 5.2)."""
+"""What resuming in mid-epoch loses of a `datasets` stream, and when it fails (datasets 5.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEVERAL = ("ex_iterables", "_sources")
 
 
 def note_on(loader: Any, num_parts: int) -> str:
-    """Returns what the header says of a data loader; nothing if it loses nothing.
+    """Returns the header's note on resuming with a data loader; empty if nothing is lost.
 
     Args:
         loader: over a stream of `datasets`, or anything else.

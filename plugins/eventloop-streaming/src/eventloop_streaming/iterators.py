@@ -40,7 +40,7 @@ class IteratorState:
         return {"iterator": self._iterator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
         self._loaded = state["iterator"]
 
 

@@ -1,4 +1,4 @@
-"""A train data loader of litdata that goes on exactly, with workers and after each stop."""
+"""Exact resuming of a litdata train data loader, with workers and any number of times."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class LitdataState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
         self._loader.load_state_dict(copy.deepcopy(dict(state)))
         self._is_loaded = self._loader.restore

@@ -1,4 +1,4 @@
-"""A weighted mixture of streams that goes on from any sample."""
+"""A weighted mixture of streams that can be resumed at any sample."""
 
 from __future__ import annotations
 

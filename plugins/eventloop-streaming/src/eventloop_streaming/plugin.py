@@ -1,4 +1,4 @@
-"""The callback: says before training what a resumed run would lose of streams that keep no position."""
+"""The callback: reports before training what resuming would lose of streams without a position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eventloop_streaming.hf_streams import note_on, require_can_go_on
 
 
 class Streaming:
-    """Says in the header how many samples a stop in mid-epoch may lose or repeat of the train data.
+    """Reports in the header how many train samples a stop in mid-epoch may lose or repeat.
 
     The state of a stream of `datasets` has no samples of a shuffle buffer: a run that goes on in mid-epoch
     fills it anew, behind those that it held; and one that was loaded has no state until it yields (datasets 5.2).
@@ -40,7 +40,7 @@ class Streaming:
 
     @hookimpl
     def after_load(self, state: StateView) -> None:
-        """Refuses to go on in mid-epoch where the workers of `datasets` would end in an IndexError."""
+        """Refuses to resume in mid-epoch where workers of `datasets` would raise an IndexError."""
         if state.clock.batch_in_epoch:
             require_can_go_on(state.train_dataloader)
 

@@ -16,13 +16,13 @@ _MASK = (1 << 64) - 1
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can say where it is, and go on from there."""
+    """An object whose position can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
 
 
 class Stream(IterableDataset[Any], ABC):
@@ -67,7 +67,7 @@ class Stream(IterableDataset[Any], ABC):
         return {"epoch": self.epoch, **self._position()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
         self._begin()
         self.epoch = state["epoch"]
         self._go_to(state)
@@ -156,7 +156,7 @@ class Position:
         return {**{name: getattr(self, name) for name in names}, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
         self.num_read, self.is_over = state["num_read"], state["is_over"]
         self.num_passes = state["num_passes"]
         if isinstance(self._own, Stateful) and state["own"] is not None:

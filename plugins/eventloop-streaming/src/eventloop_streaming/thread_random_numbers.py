@@ -132,7 +132,7 @@ class ThreadsData:
 
 
 def fingerprints() -> dict[str, Any]:
-    """Returns where the global generators are whose users can't be told apart by thread."""
+    """Returns fingerprints of the global generators whose draws can't be attributed to a thread."""
     return {name: one.fingerprint() for name, one in host_generators().items() if name != "torch"}
 
 
@@ -175,7 +175,7 @@ def noticed(names: Collection[str], seed: int) -> Iterator[list[str]]:
 
 
 def draws_from_global(who: str, names: list[str], index: Any) -> TaskError:
-    """Returns the error of what draws where threads can't be told apart."""
+    """Returns the error for code that draws from a global generator that threads share."""
     return TaskError(
         f"{who} draws from the global generator of {' and '.join(names)} (at sample {index}), which "
         "threads and the training share: the numbers would depend on the speed of each",

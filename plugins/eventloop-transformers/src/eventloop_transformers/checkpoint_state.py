@@ -42,7 +42,7 @@ class Saved:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the run goes on from a checkpoint."""
+        """Whether the run resumes from a checkpoint."""
         return bool(self._loaded)
 
     def take(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Saved:
             self._remove_later()
 
     def put_callbacks(self) -> None:
-        """Restores the callbacks, once they have been told that training begins, and gradients."""
+        """Restores callbacks, gradients and the control, after `on_train_begin`."""
         for (one, attributes), saved in zip(
             self._callbacks, self._loaded["callbacks"], strict=False
         ):
@@ -108,7 +108,7 @@ class Saved:
         vars(self._trainer.control).update(self._loaded["control"])
 
     def _remove_later(self) -> None:
-        """Removes checkpoints that the run wrote after the step from which it goes on.
+        """Removes checkpoints that the run wrote after the step from which it resumes.
 
         They are written again; the last may be torn, and the trainer counts them by their time.
         """

@@ -1,4 +1,4 @@
-"""What trainers and callbacks count and collect as they train: plain attributes, and how they go on."""
+"""Plain attributes in which trainers and callbacks count and collect, saved and restored."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Attributes:
 
 
 class OtherModels:
-    """The models beside the trained one that have changed since they were noted: a reference, say.
+    """A trainer's models other than the trained one, such as a reference, saved if they changed.
 
     Args:
         trainer: whose attributes they are.

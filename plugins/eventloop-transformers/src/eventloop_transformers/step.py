@@ -189,7 +189,7 @@ class Step:
 
 
 def _num_samples(batch: Any) -> int:
-    """Returns how many samples a batch has; one without tensors, prompts say, is a list of them."""
+    """Returns the number of samples in a batch; one without tensors, such as prompts, is a list."""
     try:
         return num_samples(batch)
     except TaskError:
@@ -197,7 +197,7 @@ def _num_samples(batch: Any) -> int:
 
 
 class _Until(Sequence[Any]):
-    """A sequence that ends early where a function says so, asked after each item.
+    """A sequence whose iteration ends early once `is_over()` is true, checked after each item.
 
     Args:
         items: the items.

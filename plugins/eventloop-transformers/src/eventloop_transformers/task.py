@@ -117,7 +117,7 @@ class TrainerTask:
 
     @hookimpl
     def training_start(self, state: State) -> None:
-        """Begins as the trainer's loop does; a run that goes on does without its first evaluation."""
+        """Begins as the trainer's loop does; a resumed run skips the first evaluation."""
         self._state = state
         set_rng_states(self._randoms)
         if not self._saved.is_loaded:
@@ -136,7 +136,7 @@ class TrainerTask:
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
-        """Calls `on_epoch_begin`, unless the epoch goes on."""
+        """Calls `on_epoch_begin`, unless the epoch is resumed."""
         self._epoch = state.clock.epoch
         updates, trainer = self._fit.updates, self._trainer
         updates.epoch, updates.is_under_way = self._epoch_of(state), state.resumed
@@ -162,7 +162,7 @@ class TrainerTask:
 
     @hookimpl(wrapper=True)
     def epoch_end(self, state: State) -> Generator[None, None, None]:
-        """Calls `on_epoch_end`, logs, evaluates and saves, unless the epoch will go on."""
+        """Calls `on_epoch_end`, logs, evaluates and saves, unless the epoch was interrupted."""
         yield
         is_complete = state.clock.epoch != self._epoch
         if is_complete or not is_interruption(state.stop_reason):

@@ -125,7 +125,7 @@ class OnEventloop(Base):
                 run.close()
 
     def _announce(self, run: Loop) -> None:
-        """Says which installed algorithms don't take part."""
+        """Announces which installed algorithms stay off."""
         if self.is_world_process_zero() and (names := unnamed(run.plugins)):
             sys.stderr.write(f"eventloop: off, unless named in plugins=[...]: {', '.join(names)}\n")
 

@@ -33,7 +33,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a checkpoint of Hugging Face's says that training goes on.
+    """The position at which a checkpoint of Hugging Face's resumes training.
 
     Args:
         path: its folder; None for none.
@@ -170,7 +170,7 @@ class Updates:
         return batches
 
     def _with_epoch(self, loader: Any) -> Any:
-        """Returns a data loader that knows its epoch, as the trainer tells it."""
+        """Returns the data loader after setting its epoch and its sampler's, as the trainer does."""
         sampler = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
         for one in (loader, sampler):
             set_epoch = getattr(one, "set_epoch", None)
