@@ -32,7 +32,7 @@ default_device = "cpu"
 
 
 class Run(NamedTuple):
-    """What a run gave: weights, what was found, who was called for each hook, its length."""
+    """The results of a run: weights, findings, plugins called for each hook, number of batches."""
 
     weights: dict[str, Tensor]
     findings: list[Finding]

@@ -1,4 +1,4 @@
-"""Runs that are stopped or killed, and go on in another process: they must be one run."""
+"""Checks that a run stopped or killed, and resumed in another process, equals an unbroken one."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _in_one_go(case: Case) -> _Outcome:
 
 
 def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
-    """Trains until one batch after a checkpoint, and goes on with everything built anew.
+    """Trains until one batch after a checkpoint, then resumes with everything rebuilt.
 
     Args:
         alone: without the plugin.
@@ -163,7 +163,7 @@ def _is_saved(case: Case, trainer: Trainer) -> bool:
 
 
 def _differing(whole: _Outcome, again: _Outcome, resumed: _Outcome) -> Iterator[str]:
-    """Says in which of what two runs in one go share the resumed one differs."""
+    """Yields where the resumed run differs although two uninterrupted runs agree."""
     if equal(whole.weights, again.weights) and not equal(whole.weights, resumed.weights):
         yield "ends with other weights than one in one go"
     for at in sorted(whole.numbers.keys() | resumed.numbers.keys()):
@@ -198,7 +198,7 @@ def _advice(case: Case) -> str:
 
 
 def _as_saved(plugin: Any) -> Any:
-    """Returns the state of a plugin as a checkpoint would give it back.
+    """Returns the state of a plugin as it would be loaded from a checkpoint.
 
     Raises:
         CheckpointError: it can't be saved.

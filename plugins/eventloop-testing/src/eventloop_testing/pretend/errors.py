@@ -12,4 +12,4 @@ class RaceError(PretendError):
 
 
 class MixedDevicesError(PretendError):
-    """An operation was given tensors of the host and of the device."""
+    """An operation mixes tensors of the host and of the device."""

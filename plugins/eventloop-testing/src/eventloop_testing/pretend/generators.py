@@ -43,7 +43,7 @@ def is_of_device(generator: torch.Generator) -> bool:
 
 
 def default() -> torch.Generator:
-    """Returns the generator of what is given none."""
+    """Returns the generator that is used when none is passed."""
     return torch.default_generator if is_hosts else DEFAULT
 
 

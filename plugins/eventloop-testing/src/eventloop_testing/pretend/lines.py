@@ -101,7 +101,7 @@ def is_all_done(clock: Mapping[int, int]) -> bool:
 
 
 def host_waits(clock: Mapping[int, int] | None = None) -> None:
-    """Has the host wait for a clock, for all lines unless given, and settles what that completes."""
+    """Makes the host wait for `clock`, by default all lines, and settles what that completes."""
     _merge(_host, {one.number: one.position for one in _all.values()} if clock is None else clock)
     for settle in _settling:
         settle()

@@ -117,7 +117,7 @@ _freed: dict[int, list[tuple[int, int]]] = {}
 
 
 def block_of(raw: Tensor) -> Block:
-    """Returns the allocation that a tensor of the host stands for; a new one where there is none."""
+    """Returns the device allocation that a host tensor backs; creates it if there is none."""
     storage = raw.untyped_storage()
     return _blocks.get(key_of(storage)) or Block(storage)
 

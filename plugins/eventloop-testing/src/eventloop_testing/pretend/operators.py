@@ -73,7 +73,7 @@ def indexes_with_mask(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 class FromHost(NamedTuple):
-    """What an operator takes from the host's memory beside tensors of the device.
+    """The host tensors that an operator reads along with tensors of the device.
 
     Args:
         ids: of the tensors.
@@ -104,7 +104,7 @@ def taken_from_host(func: Any, args: tuple[Any, ...]) -> FromHost:
 
 
 def _fills(args: tuple[Any, ...]) -> bool:
-    """Whether the arguments of `index_put` say to fill where one mask of the device is true."""
+    """Whether `index_put` with these arguments fills where a single mask of the device is true."""
     indices = [one for one in args[1] if isinstance(one, Tensor)]
     is_number = len(args) > 2 and args[2].numel() == 1 and not (len(args) > 3 and args[3])
     return is_number and len(indices) == 1 and _is_mask(indices[0]) and not indices[0].is_cpu

@@ -1,4 +1,4 @@
-"""What torch can't be told through its registration: replaced while the device is switched on.
+"""What torch's backend registration doesn't cover: patched while the device is switched on.
 
 `torch.Stream`, `torch.Event` and `torch.Generator` make those of the device; so do the functions of
 `torch.accelerator`. Host memory can be pinned without a driver.

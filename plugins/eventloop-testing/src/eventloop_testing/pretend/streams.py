@@ -59,7 +59,7 @@ class Stream(torch.Stream):
         event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
-        """Records an event, a new one unless given."""
+        """Records an event, by default a new one, and returns it."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -83,7 +83,7 @@ class Event(torch.Event):
         self._time_s: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Marks where a stream is, the current one unless given."""
+        """Marks the position of a stream, by default the current one."""
         line = lines.current() if stream is None else stream.line
         line.advance()
         self._clock, self._is_asked = line.clock(), False
