@@ -157,7 +157,7 @@ def _refuse_own(arguments: Arguments) -> None:
 
 
 def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Candidate, ...], ...]:
-    """Returns the algorithms that are kept, those that are ablated, and the others."""
+    """Returns the algorithms that are always on, those that are ablated, and the others."""
     there = [one for one in job.plugins if one.found.role == "algorithm"]
     always_on = {fold(name) for name in arguments.given.get("keep", "").split(",") if name}
     known = [one.found.name for one in there]

@@ -1,4 +1,4 @@
-"""The rows of an ablation: choices of algorithms, each off in turn or as a file says."""
+"""The rows of an ablation: choices of algorithms, each off in turn or as listed in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIX = "write a line `mixup: {-p: mixup, task.lr: 0.1}` for each row"
 
 @dataclass(frozen=True)
 class Variant:
-    """A choice of algorithms, and of options where a file says so.
+    """A choice of algorithms, and of options if a file sets them.
 
     Args:
         name: "none", "all", "without ema"; where there is one algorithm, its name.
@@ -72,7 +72,7 @@ def read_variants(path: Path) -> tuple[Variant, ...]:
 
 
 def check_variants(variants: Sequence[Variant], algorithms: Sequence[str], job: Job) -> None:
-    """Checks what a file of rows says, before anything is trained.
+    """Validates the rows of a file before anything is trained.
 
     Args:
         algorithms: the names of all that are ablated.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def fit_argv(arguments: Arguments, *, without: Iterable[Candidate] = ()) -> list[str]:
-    """Returns the command line of a run: what was given to the command, as words of `fit`.
+    """Returns the command line of a run: the command's arguments as arguments of `fit`.
 
     Folder, result, and what differs from run to run are for the command to add; of a setting the
     last value counts.

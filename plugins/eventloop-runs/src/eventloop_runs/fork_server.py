@@ -53,7 +53,7 @@ _CORE = "torch-eventloop"
 
 
 class Server:
-    """Forks runs on request, and tells what came of them.
+    """Forks runs on request and reports their outcomes.
 
     Args:
         connection: to the process that asks.
@@ -236,7 +236,7 @@ def _end(status: int, shared: Collection[str]) -> None:
 
 
 def _look(task: str, scout: _Child) -> None:
-    """Imports the task's file, and names the libraries that came with it; not what is beside it."""
+    """Imports the task's file; reports the libraries that it imports, not its own modules."""
     known = frozenset(sys.modules)
     load_task_file(task)
     scout.report(one for one in [*sys.modules] if one not in known and _is_library(one))
@@ -288,7 +288,7 @@ def _normal(name: str) -> str:
 
 
 def rng_states() -> list[object]:
-    """Returns where the generators stand that a seed sets."""
+    """Returns the states of the random generators that a seed sets."""
     numpy = sys.modules.get("numpy")
     numbers = [] if numpy is None else [str(numpy.random.get_state())]
     return [random.getstate(), torch.get_rng_state().tolist(), *numbers]

@@ -43,7 +43,7 @@ class PinnedCode:
         self.problem: EventloopError | None = None
 
     def begin(self, then: Mapping[str, Any] | None, *, is_allowed: bool) -> Mapping[str, Any]:
-        """Returns what is to be kept with the runs.
+        """Returns what is to be stored with the runs.
 
         Args:
             then: what was returned when they began; None where they begin.
@@ -144,7 +144,7 @@ def _folder_of(job: Job) -> Path:
 
 
 def _own_files(folder: Path) -> list[str]:
-    """Returns the files of modules that lie beside the task, itself among them."""
+    """Returns the files of imported modules in the task's folder, the task's file among them."""
     libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sys.prefix]
     files = {
         Path(file)

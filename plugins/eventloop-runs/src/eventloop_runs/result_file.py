@@ -81,7 +81,7 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
 
 
 def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
-    """Returns whether higher values are better; None if the metric doesn't say."""
+    """Returns whether higher values are better; None if the metric doesn't define it."""
     if name == "train/loss":
         return False
     metrics = trainer.state.metrics

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, several at once; signals are passed on, failures are kept."""
+"""Runs in separate processes, several at once; signals are forwarded, failures recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown while runs go on: a line a run, and on a terminal a bar below them."""
+"""What is shown during the runs: a line per run, and a bar below them on a terminal."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Outcome(Generic[R]):
 
 
 class RunsFolder:
-    """Where the runs are: `without-ema/seed-3` is the folder of one; log and result lie beside it.
+    """The folder of runs: `without-ema/seed-3` is that of one, with its log and result next to it.
 
     Args:
         path: made when the runs begin.
@@ -74,7 +74,7 @@ class RunsFolder:
         self._files = RunFolder(path)
 
     def begin(self, description: Mapping[str, Any], *, allow_code: bool = False) -> None:
-        """Writes what the runs are of, or compares, where they go on.
+        """Writes the description of the runs; compares it with the stored one if they are resumed.
 
         Args:
             description: what `describe` returned, and what the command adds to it; as JSON can

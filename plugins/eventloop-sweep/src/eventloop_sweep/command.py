@@ -1,4 +1,4 @@
-"""`eventloop sweep`: trains with options out of ranges, and says which were best."""
+"""`eventloop sweep`: trains with options sampled from ranges, and reports the best."""
 
 from __future__ import annotations
 

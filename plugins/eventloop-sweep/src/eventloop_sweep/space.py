@@ -93,7 +93,7 @@ def written(text: str) -> Written | None:
 
 
 def dimension(key: str, found: Written, convert: Convert) -> Dimension | None:
-    """Returns what an option may be; None where the text is a value of it, a URL, say.
+    """Returns the range or choices of an option; None if the text is a plain value, such as a URL.
 
     Raises:
         SettingError, UsageError: the values aren't of the option's type, or make no range.
