@@ -22,7 +22,7 @@ DOCUMENTS = ("input_ids", "labels", "position_ids", "document_ids")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two documents: a chosen and a rejected answer, say, each with its prompt.
+    """Two documents, such as a chosen and a rejected answer, each with its prompt.
 
     Args:
         numbers: what else a batch has of each row, by name.

@@ -155,7 +155,7 @@ def _read(
     loss: Loss, conversations: Conversations, max_length: int, rotate_in: int | None, data: Any,
     first_number: int,
 ) -> tuple[Pairs, str]:  # fmt: skip
-    """Returns the rows as tokens, and what there is to say of them."""
+    """Returns the rows as tokens, and a note on them."""
     rows, name = read_rows(data)
     if loss == "kto":
         made = answers_of(rows, name, conversations, max_length, rotate_in)

@@ -63,7 +63,7 @@ class Preferences:
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: State) -> Generator[None, None, None]:
-        """Computes what is kept, once the run's folder is locked."""
+        """Computes or loads the reference's log-probabilities, once the run's folder is locked."""
         yield
         if isinstance(self._reference, Stored):
             self._reference.prepare(state)

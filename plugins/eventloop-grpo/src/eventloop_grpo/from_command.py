@@ -35,7 +35,7 @@ def task(
     schedule: Schedule = "constant",
     warmup: str | None = None,
 ) -> Task:
-    """Returns the task that has prompts for `grpo`, whose options say how completions are judged.
+    """Returns the task with prompts for `grpo`, whose options set how completions are judged.
 
     Args:
         model: a folder that `save_pretrained` wrote, or a name on the Hub; in Python also a function

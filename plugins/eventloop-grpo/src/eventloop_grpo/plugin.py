@@ -147,7 +147,7 @@ class Grpo:
 
     @hookimpl
     def reward(self, state: State, rollouts: Rollouts) -> Any:
-        """Returns what the function that was given says."""
+        """Returns the rewards from the given function; None if no function was given."""
         return None if self._judge is None else self._judge(rollouts)
 
     @hookimpl(conditional=True, tryfirst=True)

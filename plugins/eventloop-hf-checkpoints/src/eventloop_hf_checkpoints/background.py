@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Background:
-    """Writes folders while training goes on.
+    """Writes folders in the background during training.
 
     Args:
         pretrained: what they have besides weights.

@@ -82,7 +82,7 @@ class HfCheckpoints:
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
-        """Begins; writes what a kill has kept from being written."""
+        """Starts the background writer; writes folders that a killed run left unwritten."""
         assert self._pretrained is not None
         folder = self._folder_of(state)
         folder.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ class Samples:
 
     @hookimpl
     def header_note(self) -> str:
-        """Returns what was said of the data."""
+        """Returns the note on the data that the constructor was given."""
         return self._header
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""A reference whose log-probabilities are computed once, and kept in the run's folder."""
+"""A reference whose log-probabilities are computed once and stored in the run's folder."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class OpenPacks:
         return [[room, list(pack)] for room, pack in self._packs]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self._packs = [(room, list(pack)) for room, pack in state]
 
 

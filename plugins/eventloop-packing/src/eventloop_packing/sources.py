@@ -14,13 +14,13 @@ from eventloop_packing.fit import OpenPacks, best_fit, require_fits
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Documents that go on by themselves."""
+    """Documents whose position can be saved and restored."""
 
     def state_dict(self) -> Any:
         """Returns the position."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
 
 
 class PackedDataset(Dataset[list[Any]]):
@@ -133,7 +133,7 @@ class PackedStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self._open.load_state_dict(state["open"])
         self._closed = [list(pack) for pack in state["closed"]]
         self._num_read = state["num_read"]

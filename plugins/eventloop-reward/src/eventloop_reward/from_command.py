@@ -130,7 +130,7 @@ def forward(
 
 
 def _read(conversations: Conversations, max_length: int, data: Any) -> tuple[Pairs, str]:
-    """Returns pairs as tokens, and what there is to say of them."""
+    """Returns pairs as tokens, and a note on them."""
     rows, name = read_rows(data)
     made = pairs_of(rows, name, conversations)
     short = [

@@ -104,7 +104,7 @@ def generated(
 def completed(
     model: nn.Module, prompts: Rollouts, seeds: Sequence[int], sampling: Sampling
 ) -> Rollouts:
-    """Returns prompts with completions, which end where the model's generation config says."""
+    """Returns prompts with completions, which end at the model's end-of-sequence tokens."""
     untyped: Any = model
     config = untyped.generation_config
     found = config.eos_token_id

@@ -1,4 +1,4 @@
-"""What names of options stand for: a function that judges, a tokenizer."""
+"""Resolves the names in options: of a reward function, of a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eventloop.toolbox import module_of_file
 
 
 def named_reward(reward: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """Returns the function that a label names, or the one that was given.
+    """Returns the function that a label names; a function or None is returned unchanged.
 
     Raises:
         ValueError: the label names none.
@@ -36,7 +36,7 @@ def named_reward(reward: str | Callable[..., Any] | None) -> Callable[..., Any] 
 
 
 def named_tokenizer(tokenizer: Any) -> Any:
-    """Returns the tokenizer in a folder, or the one that was given."""
+    """Loads a tokenizer by path; anything that isn't a string is returned unchanged."""
     if not isinstance(tokenizer, str):
         return tokenizer
     from transformers import AutoTokenizer
