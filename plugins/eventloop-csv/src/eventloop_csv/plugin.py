@@ -32,7 +32,7 @@ class Csv:
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Takes back what the run wrote after the checkpoint that it goes on from."""
+        """Removes what the run wrote after the checkpoint that it resumes from."""
         yield
         # The run's lock is taken by now: no other process is about to write.
         if (file := self._file) is not None:
@@ -65,7 +65,7 @@ class Csv:
         return {} if self._file is None else self._tried(self._file.end)._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Notes where the file ended; it is cut when the run goes on, not when it is looked at."""
+        """Records where the file ended; it is truncated when training resumes, not on loading."""
         self._resumed_at, self._since = Position(**state) if state else None, []
 
     def _cut(self, file: WideFile, place: Position) -> bool:

@@ -80,7 +80,7 @@ class WideFile:
         self._end = Position(columns, num_rows + 1, moment[:_NUM_COUNTS])
 
     def end(self) -> Position:
-        """Returns the place at which the next row will stand.
+        """Returns the position at which the next row will be written.
 
         Raises:
             OSError: the file can't be read.

@@ -146,7 +146,7 @@ class LineFile:
         append_whole(self._open(), text.encode("ascii"))
 
     def end(self) -> Position:
-        """Returns the place at which the next line will stand.
+        """Returns the position at which the next line will be written.
 
         Raises:
             OSError: the file can't be read.
@@ -211,7 +211,7 @@ def _chunks(descriptor: int, start: int) -> Iterator[bytes]:
 
 
 def _start_of(descriptor: int, num_lines: int) -> int | None:
-    """Returns the byte at which a line starts; None where fewer lines stand before it."""
+    """Returns the byte offset of a line; None if the file has fewer lines before it."""
     start = 0
     for chunk in _chunks(descriptor, 0):
         num_here = chunk.count(b"\n")

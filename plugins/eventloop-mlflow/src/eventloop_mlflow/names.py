@@ -69,7 +69,7 @@ def parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what MLflow shows beside a run: commit, command line, plugins, versions."""
+    """Returns the tags of a run in MLflow: commit, command line, plugins, versions."""
     git = manifest.get("git") or {}
     plugins = [
         f"{one['name']} {one['version'] or ''}".strip() for one in manifest.get("plugins", ())

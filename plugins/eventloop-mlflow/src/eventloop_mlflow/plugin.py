@@ -1,4 +1,4 @@
-"""The plugin: what is told to MLflow, when, and what becomes of a store that fails."""
+"""The plugin: what is logged to MLflow, when, and how failures of the store are handled."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ class Mlflow:
 
     @staticmethod
     def start_early() -> None:
-        """Starts the process that talks to MLflow: it imports it beside the task's file."""
+        """Starts the process that imports and calls MLflow, while the task's file loads."""
         with suppress(OSError):  # tried again when it is needed, and told then
             SENDER.start()
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
-        """Settles where the run is kept, for a task may change the working directory."""
+        """Resolves the tracking URI early, since a task may change the working directory."""
         self.tracking_uri = (
             self.tracking_uri
             or os.environ.get("MLFLOW_TRACKING_URI")
@@ -108,7 +108,7 @@ class Mlflow:
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Begins the run, or goes on with it, once no other process is about to."""
+        """Starts or resumes the run in MLflow, once this process holds the run's lock."""
         yield
         if state.rank == 0:
             self._surroundings = Surroundings.now()
@@ -163,7 +163,7 @@ class Mlflow:
 
     @hookimpl(rank_zero=True, trylast=True)  # the others do what they do while the sender works
     def fit_end(self, state: StateView) -> None:
-        """Sends what is left, and says how the run has ended."""
+        """Sends what is left, and sets the status that the run ended with."""
         self._end("KILLED" if is_interruption(state.stop_reason) else "FINISHED")
 
     @hookimpl(rank_zero=True)
@@ -176,7 +176,7 @@ class Mlflow:
 
     @hookimpl
     def close(self) -> None:
-        """Gives up what could not be sent."""
+        """Discards what could not be sent."""
         self._collect()
         num_lost = self._num_lost + len(self._points_out)
         num_texts = self._num_texts_lost + len(self._texts_out)
@@ -187,7 +187,7 @@ class Mlflow:
         self._num_lost = self._num_texts_lost = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the run's id and what of the latest step was told; what was told is sent before."""
+        """Sends what is pending; returns the run's id and what was logged of the latest step."""
         # At the start of a fit nothing is there to send, and the run is found again by its folder.
         if self._begin is not None and (self._waiting or self._texts or self._run is not None):
             self._now(self._send)
@@ -195,7 +195,7 @@ class Mlflow:
         return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._num_sent)}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Notes which run it is; it is found again when training goes on."""
+        """Restores the run's id; the run is looked up when training resumes."""
         self._was_loaded = True
         # In older checkpoints the id stands beside the step.
         self._run_id, self._step = state.get("of_this_run", state)["run_id"], state["step"]

@@ -118,7 +118,7 @@ class Sender:
 
 
 def answer() -> None:
-    """Answers the calls of another process until that ends; a call is then given up."""
+    """Answers the calls of another process until it ends; a call in progress is then abandoned."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what MLflow prints
     calls: SimpleQueue[tuple[Any, ...]] = SimpleQueue()

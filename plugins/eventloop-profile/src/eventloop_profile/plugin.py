@@ -99,7 +99,7 @@ class Profile:
         sys.stdout.flush()
 
     def table(self, num_rows: int = 15) -> str:
-        """Returns the operations that took longest by themselves; says so where there are none."""
+        """Returns a table of the slowest operations by self time; a note if none were recorded."""
         if self._averages is None:
             skipped = self.wait + self.warmup
             return f"profile: nothing was recorded; the first {skipped} batches are left out"

@@ -62,7 +62,7 @@ class Terminal:
         self._live: Live | None = None
 
     def draw(self, fields: Sequence[Field], frac: float) -> None:
-        """Draws the bar over the one that stands there."""
+        """Draws the bar over the previous one."""
         self._line.fields, self._line.frac = fields, frac
         if self._live is None:
             self._live = Live(self._line, console=self._console, auto_refresh=False)
@@ -80,7 +80,7 @@ class Terminal:
         })  # fmt: skip
 
     def line(self, line: str) -> None:
-        """Shows nothing: the bar and the tables say it all."""
+        """Shows nothing: the bar and the tables already contain it."""
 
     def note(self, text: str) -> None:
         """Adds a line above the bar; the terminal breaks it, so that a path can be copied."""
@@ -126,7 +126,7 @@ class Log:
         _print(self._console, name, text)
 
     def close(self, *, keep: bool) -> None:
-        """Has nothing to give back."""
+        """Does nothing: there is nothing to release."""
 
 
 def display_on(console: Console) -> Display:

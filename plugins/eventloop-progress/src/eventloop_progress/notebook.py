@@ -48,7 +48,7 @@ class Notebook:
             self._rows.append((epoch, batch, results))
 
     def line(self, line: str) -> None:
-        """Shows nothing: the bar and the tables say it all."""
+        """Shows nothing: the bar and the tables already contain it."""
 
     def note(self, text: str) -> None:
         """Adds a line below the bar."""
@@ -63,7 +63,7 @@ class Notebook:
         self._write()
 
     def close(self, *, keep: bool) -> None:
-        """Leaves what stands there; the next call of `draw` begins anew, in the cell of then."""
+        """Ends the display, with the bar only if `keep`; the next `draw` starts a new one."""
         if self._replace is not None and not keep:
             self._bar = ""
             self._write()

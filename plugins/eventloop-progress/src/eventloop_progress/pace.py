@@ -26,7 +26,7 @@ def frac_done(clock: Clock, until: Time, batches_per_epoch: int | None) -> float
 
 
 class Pace:
-    """Measures a fit from what is told of it; every time is in seconds of one clock.
+    """Measures the pace of a fit from observed positions; all times are in seconds of one clock.
 
     Samples a second are those of the last few seconds of training; evaluation doesn't slow them.
     The time left comes from the average since the first batch, evaluation included; the first

@@ -74,12 +74,12 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def before_load(self) -> None:
-        """Notes that the run goes on from a checkpoint."""
+        """Notes that the run resumes from a checkpoint."""
         self._is_resumed = True
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
-        """Draws the bar for the first time; says so where a resumed run goes on."""
+        """Draws the bar for the first time; notes where a resumed run starts."""
         self._display = display_on(self.console)
         now, num_batches = time.perf_counter(), state.num_batches
         self._fit = EpochLine(state.clock, state.until, now, num_batches)
@@ -183,7 +183,7 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
-        """Leaves the bar as it stands at the end."""
+        """Draws the bar in its final state and leaves it on screen."""
         self._draw(state, ended=True)
         self._leave()
 
@@ -244,7 +244,7 @@ class Progress:
         ]
 
     def _observe(self, state: StateView, fit: EpochLine, now: float) -> float:
-        """Lets the pace know where the run is; gives the share that is done."""
+        """Updates the pace; returns the fraction of the run that is done."""
         frac = frac_done(state.clock, state.until, fit.num_batches)
         self._pace.observe(now, state.clock.sample, frac)
         return frac

@@ -1,4 +1,4 @@
-"""What the page says of a run beside its plots: read from manifest, clock and trace."""
+"""What the page shows of a run besides its plots: read from manifest, clock and trace."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page says.
+    """The content of the page.
 
     Args:
         title: the run.

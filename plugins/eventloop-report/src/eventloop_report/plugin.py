@@ -1,4 +1,4 @@
-"""The plugin: what is kept while the run goes on, and when the page is written."""
+"""The plugin: what is recorded during the run, and when the page is written."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Report:
             self._write(state, f"failed: {type(error).__name__}: {error}", failed=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was kept so far."""
+        """Returns what was recorded so far."""
         return {
             "of_this_run": {
                 "seconds": dict(self._seconds),
@@ -184,7 +184,7 @@ class Report:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Goes on from it."""
+        """Restores what `state_dict` returned."""
         self._numbers.load_state_dict(state["numbers"])
         if "texts" in state:  # older checkpoints have none
             self._texts.load_state_dict(state["texts"])
@@ -241,7 +241,7 @@ class Report:
             raise self._unwritable(error.strerror or str(error)) from error
 
     def _put(self, name: str, data: bytes) -> None:
-        """Writes the page, or a file beside it."""
+        """Writes the page, or a file next to it."""
         assert self._page is not None
         if self._folder is not None:
             self._folder.write(name, data)
@@ -261,7 +261,7 @@ class Report:
 
 
 def _left_out(num_plots: int, what: str, num_names: int) -> str:
-    """Says what of the run isn't on the page; "" where everything is."""
+    """Returns a note on what the page leaves out; "" if it leaves out nothing."""
     said = []
     if num_plots > 0:
         said.append(f"{num_plots} more {what} aren't drawn")

@@ -61,7 +61,7 @@ class Series:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self.num_values, self.latest = state["num_values"], state["latest"]
         self._stride = state["stride"]
         self._points, self._open = _pairs(state["points"]), _pairs(state["open"])
@@ -96,7 +96,7 @@ class Numbers:
         return {"named": named, "left_out": sorted(self._left_out)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self.by_name = {}
         for name, saved in state["named"]:
             self.by_name[name] = series = Series()

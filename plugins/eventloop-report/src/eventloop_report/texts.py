@@ -46,7 +46,7 @@ class Texts:
         return {"by_name": [[name, found] for name, found in self._by_name.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self._by_name = {name: dict(found) for name, found in state["by_name"]}
 
 

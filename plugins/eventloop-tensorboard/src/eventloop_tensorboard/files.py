@@ -35,7 +35,7 @@ class EventFile:
         self._file: BinaryIO | None = None
 
     def append(self, *events: bytes) -> None:
-        """Writes events, each as `Event.SerializeToString` gives it.
+        """Writes events, each as returned by `Event.SerializeToString`.
 
         Raises:
             OSError: the file can't be written.

@@ -96,7 +96,7 @@ class OnTheWay:
         self._copied = kind.record()
 
     def is_there(self) -> bool:
-        """Returns whether `histograms` would give its answer without a wait."""
+        """Returns whether `histograms` would return without waiting."""
         return self._copied is None or self._copied.query()
 
     def histograms(self) -> list[Summary]:

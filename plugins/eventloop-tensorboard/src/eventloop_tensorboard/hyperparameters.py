@@ -1,4 +1,4 @@
-"""What a run was told, as TensorBoard's table of hyperparameters wants it."""
+"""The settings and options of a run, for TensorBoard's table of hyperparameters."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Tensorboard:
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Begins to write; hides what the run wrote after the checkpoint that it goes on from."""
+        """Starts writing; hides what the run wrote after the checkpoint that it resumes from."""
         yield
         if self.histograms is not None:
             self._interval = state.resolve(self.histograms)
@@ -134,7 +134,7 @@ class Tensorboard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Notes what the latest step had; it is written again when the run goes on."""
+        """Restores the events of the latest step, which are written again when training resumes."""
         self._step, self._events = state["step"], [*map(Event.FromString, state["events"])]
         # In older checkpoints the events have their times.
         if "of_this_run" in state:

@@ -1,4 +1,4 @@
-"""What known devices can compute at most, as their makers say."""
+"""The peak throughput of known devices, from their makers' data sheets."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Throughput:
 
     @hookimpl(rank_zero=True)
     def training_end(self, state: StateView) -> None:
-        """Says which data the run waited for, if that was long."""
+        """Writes a note to stderr if the run waited long for data, naming what it waited for."""
         dataloaders = {TRAIN_DATA: state.train_dataloader, **state.eval_dataloaders}
         line = self._waits.advice(dataloaders, is_host=kind_of(state.device).is_host)
         if line:

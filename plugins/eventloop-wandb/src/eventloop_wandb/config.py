@@ -1,4 +1,4 @@
-"""What a run was told, as W&B keeps it beside its numbers."""
+"""The config of a run at W&B: settings, options and versions."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MAX_CHARS = 128 * 1024
 
 
 class Wandb:
-    """Keeps a run in Weights & Biases: every logged number and text, and what the run was told.
+    """Records a run in Weights & Biases: every logged number and text, and the run's config.
 
     It sleeps until a project or a mode is set. W&B's own variables, `WANDB_MODE` and `WANDB_PROJECT`
     among them, say what isn't set.
@@ -92,7 +92,7 @@ class Wandb:
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Begins the run, or goes on with it, once no other process is about to."""
+        """Starts or resumes the run at W&B, once this process holds the run's lock."""
         yield
         self._exit_code = 0
         if state.rank == 0 and self.run is None:
@@ -135,7 +135,7 @@ class Wandb:
         return {"of_this_run": {"run_id": self._run_id, "step": self._step, "rows": rows}}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Notes which run it is; it is found again when training goes on."""
+        """Restores the run's id and its position; the run is looked up when training resumes."""
         state = state.get("of_this_run", state)  # older checkpoints have no such key
         self._run_id, self._step = state["run_id"], state["step"]
         self._rows = deque((step, text) for step, text in state["rows"])
