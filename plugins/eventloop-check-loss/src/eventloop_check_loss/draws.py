@@ -144,7 +144,7 @@ def _generators() -> list[Any]:
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Whether a frame is of torch, or eventloop, or of the pretend device, which stands for torch."""
+    """Whether a frame is in torch, eventloop, or the pretend device, which stands in for torch."""
     module = str(frame.f_globals.get("__name__", ""))
     is_pretend = module.startswith("eventloop_testing.pretend.")
     return is_pretend or frame.f_code.co_filename.startswith(_LIBRARIES)

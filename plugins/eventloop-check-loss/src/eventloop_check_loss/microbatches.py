@@ -1,4 +1,4 @@
-"""What is measured of a microbatch beside its loss: its sizes, and fingerprints of the outputs."""
+"""What is measured of a microbatch besides its loss: its sizes, and fingerprints of the outputs."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _factor(value: float) -> str:
 
 
 def _explained(report: Report) -> Iterator[str]:
-    """Yields what the table doesn't say: causes, reasons, and the sum of it all."""
+    """Yields what the table doesn't show: causes, reasons, and a summary."""
     if any(row.update is not None for row in report.rows):
         yield ""
         yield "loss, gradient: by which factor they differ; rest: what it leaves of the gradient"

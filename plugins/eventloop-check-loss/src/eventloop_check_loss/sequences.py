@@ -211,7 +211,7 @@ def _ids_of(batch: Any) -> Tensor:
 
 
 def _first_padded(values: Any, real_BT: Tensor, default: float) -> float:
-    """Returns what stands in the padding: in its first position, where there is any."""
+    """Returns the value at the first padded position, or `default` if there is none."""
     if not isinstance(values, Tensor) or values.shape != real_BT.shape:
         return default
     padding = values[~real_BT.to(values.device)]

@@ -217,7 +217,7 @@ class RecordedState:
 
 
 def _is_torchs_own() -> bool:
-    """Whether code of torch's asked for the read under way: an optimizer its step count, say.
+    """Whether torch's own code made the current read, such as an optimizer reading its step count.
 
     What a tensor's own methods read, `format` or `in`, their caller has asked for.
     """

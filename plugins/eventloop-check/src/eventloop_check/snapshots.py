@@ -145,7 +145,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def _comparable(value: object) -> object:
-    """Returns what tells a value from another without a look at the device."""
+    """Returns a key that differs when the value differs, without reading from the device."""
     return (id(value), _version(value)) if isinstance(value, Tensor) else repr(value)
 
 
