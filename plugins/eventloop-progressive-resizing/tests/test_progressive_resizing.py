@@ -365,7 +365,9 @@ def test_options_without_a_meaning_are_refused(given, error, shown):
 
 def test_a_run_that_ends_before_images_are_whole_says_so(tmp_path):
     """The network was trained on nothing that evaluation sees; `1dur` is the end itself."""
-    with pytest.warns(UserWarning, match="ended before whole images came, end=9ep; give an earl"):
+    with pytest.warns(
+        UserWarning, match="ended before images reached full size, end=9ep; give an earl"
+    ):
         fit(tmp_path / "late", ProgressiveResizing(end="9ep"), max_duration="1ep")
 
     fit(tmp_path, ProgressiveResizing(end="1dur"), max_duration="1ep")

@@ -131,7 +131,8 @@ class ProgressiveResizing:
         may_warn = state.rank == 0 and state.stop_reason is None and state.duration is not None
         if may_warn and self._growth is not None and self._growth.frac(state) < 1:
             warnings.warn(
-                f"progressive-resizing: the run has ended before whole images came, end={self.end}; "
+                "progressive-resizing: the run ended before images reached full size, "
+                f"end={self.end}; "
                 'give an earlier end, as a fraction of the run for example: "0.5dur"',
                 stacklevel=2,
             )

@@ -60,7 +60,7 @@ def resize_mask(mask_HW: Tensor, size: Size) -> Tensor:
 
 
 def crop(images_HW: Tensor, size: Size, corner: Size) -> Tensor:
-    """Cuts a window out of images or masks of shape (..., H, W); gives a view.
+    """Cuts a window out of images or masks of shape (..., H, W); returns a view.
 
     Args:
         size: height and width of the window.
