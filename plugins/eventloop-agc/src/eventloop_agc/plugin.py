@@ -74,7 +74,7 @@ class Agc:
     def clip_gradients(
         self, state: State, optimizers: Mapping[str, Optimizer]
     ) -> dict[str, Tensor]:
-        """Clips what these optimizers hold; gives the share of units that it shortened."""
+        """Clips the gradients of these optimizers; returns the fraction of clipped units."""
         params = [
             param
             for optimizer in optimizers.values()

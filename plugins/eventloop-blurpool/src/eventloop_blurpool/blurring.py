@@ -1,4 +1,4 @@
-"""The maths of blurpool: a low-pass filter stands before every second pixel is left out.
+"""The maths of blurpool: a low-pass filter is applied before every second pixel is dropped.
 
 Source: Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", arXiv:1904.11486,
 section 3.2.

@@ -1,4 +1,4 @@
-"""The plugin: which layers blur, and what the header says of them."""
+"""The plugin: which layers blur, and the header's note on them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Blurpool:
 
 
 def _listed(replaced: Mapping[str, nn.Module]) -> str:
-    """Says how many layers of which kind blur, and which."""
+    """Returns how many layers of each kind blur, and their names, as text."""
     num_convs = sum(isinstance(one, nn.Conv2d) for one in replaced.values())
     counts = {"convolution": num_convs, "max pool": len(replaced) - num_convs}
     kinds = [f"{num} {kind}{'s' * (num > 1)}" for kind, num in counts.items() if num]

@@ -1,4 +1,4 @@
-"""The plugin: which layers are checkpointed, and what the header says of them."""
+"""The plugin: which layers are checkpointed, and the header's note on them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def remade(
 
 
 class Shortened:
-    """A collate function whose sequences are cut; an object, so that workers can be given it.
+    """A collate function that truncates sequences; an object, so that workers can receive it.
 
     Args:
         collate_fn: makes a batch of a list of samples.

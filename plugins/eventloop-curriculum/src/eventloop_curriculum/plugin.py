@@ -20,7 +20,7 @@ _NOTHING_SET = (
 
 
 class Curriculum:
-    """Trains with another data loader, batch size or sequence length from given times on.
+    """Switches the data loader, the batch size or the sequence length at given times.
 
     What is given for a time is in force from the first epoch on that begins then or later; before
     that it is the task's. An epoch isn't cut.
@@ -55,7 +55,7 @@ class Curriculum:
 
     @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Returns why the plugin can't be used: no option says what changes; None if it can."""
+        """Returns why the plugin can't be used: no option schedules a change; None if it can."""
         return None if any(steps.values for steps in self._steps.values()) else _NOTHING_SET
 
     @hookimpl
@@ -116,11 +116,11 @@ class Curriculum:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns when the epoch began, which holds whatever times the run goes on with."""
+        """Returns when the epoch began, which is valid whatever times the run is resumed with."""
         return {"began": self._began and self._began._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Goes on with the data loader of the epoch, by the times as they are now."""
+        """Restores when the epoch began; its data loader is chosen by the current times."""
         self._began = state["began"] and Moment(**state["began"])
 
     def _reached(self, at: Moment, state: State) -> dict[str, int]:

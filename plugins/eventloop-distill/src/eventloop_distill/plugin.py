@@ -17,7 +17,7 @@ from eventloop_distill.teacher import named_teacher, parts_of
 
 
 class Distill:
-    """Lets the model learn from the outputs of another one, the teacher, beside the targets.
+    """Trains the model on the outputs of another one, the teacher, in addition to the targets.
 
     The loss becomes (1 - weight) times the task's and weight times the divergence from the
     teacher's outputs, both softened by the temperature. The teacher computes what the model

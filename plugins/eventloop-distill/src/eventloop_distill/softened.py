@@ -63,7 +63,7 @@ def class_dim(logits: Tensor, targets: object) -> int:
 
 
 def counted_positions(logits: Tensor, targets: object, dim: int) -> Tensor | None:
-    """Returns where class indices aren't `IGNORED`, padding say; None where targets are others."""
+    """Returns a mask of class indices that aren't `IGNORED`; None for targets of another kind."""
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     positions = list(logits.shape)

@@ -24,7 +24,7 @@ class Since(NamedTuple):
 
 
 class Waiting:
-    """Follows one number over a run and says when it has stopped improving.
+    """Follows one number over a run and detects when it has stopped improving.
 
     Whether to go on is decided by each new value: between two of them nothing is known.
 
@@ -97,7 +97,7 @@ class Waiting:
         return {"best": self.best, "since": since, "reason": self.reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         since = state["since"]
         self.best, self.reason = state["best"], state["reason"]
         self.since = None if since is None else Since(*since)

@@ -1,4 +1,4 @@
-"""The plugin: which values are taken up, when, and what the run is told."""
+"""The plugin: which values are checked, when, and how it stops the run."""
 
 from __future__ import annotations
 

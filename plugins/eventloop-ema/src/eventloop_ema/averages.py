@@ -78,7 +78,7 @@ class Averages:
         return {name: slice_of(like, average) for name, average, like in triples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave, of the same names."""
+        """Restores what `state_dict` returned, for the same names."""
         shards = [
             shard_of(state[name], like)
             for name, like in zip(self._names(), self._current(), strict=True)

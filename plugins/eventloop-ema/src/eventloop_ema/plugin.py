@@ -86,7 +86,7 @@ class Ema:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Finds what is averaged, over how long; a resumed run goes on with what was kept."""
+        """Finds what is averaged and over how long; a resumed run continues its saved averages."""
         loaded, self._loaded = self._loaded, {}
         if self.decay is not None:
             self._length = half_life_of(self.decay)

@@ -14,7 +14,7 @@ from eventloop_export.formats import save_onnx, save_program
 
 
 class Export:
-    """Writes what the name of the file says: .onnx, .pt2, or a folder for save_pretrained.
+    """Exports to the format that the file name implies: .onnx, .pt2, or a save_pretrained folder.
 
     Weights are those that evaluation sees, an average's, say; .safetensors is left to the core.
     """

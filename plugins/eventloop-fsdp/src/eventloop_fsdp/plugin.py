@@ -161,7 +161,7 @@ class Fsdp:
 
     @hookimpl(conditional=True)
     def wrap_companion(self, state: State, companion: nn.Module) -> nn.Module | None:
-        """Shards a model that only computes, in place; each part is given up after its forward."""
+        """Shards an inference-only model in place; each part is resharded after its forward."""
         if state.world_size == 1:
             return None
         from eventloop_fsdp.sharding import parts_of, shard

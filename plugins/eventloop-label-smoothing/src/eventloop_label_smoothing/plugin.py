@@ -56,7 +56,7 @@ class LabelSmoothing:
 
     @hookimpl(wrapper=True)
     def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
-        """Computes the loss with smoothed targets, whatever wrappers stand inside or outside."""
+        """Computes the loss with smoothed targets, whichever wrappers run inside or outside it."""
         if state.settings.compile is not False:
             # A loss that was compiled with the forward pass isn't smoothed. For another object of
             # a batch it is computed anew.

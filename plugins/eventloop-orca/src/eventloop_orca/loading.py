@@ -13,7 +13,7 @@ from eventloop.toolbox import closest, module_of_file
 
 
 def callback_of(given: object) -> object:
-    """Returns the callback that a path, a class or an instance stands for; a class is built.
+    """Returns the callback given as a path, a class or an instance; a class is instantiated.
 
     Raises:
         PluginError: nothing is found there, or the class can't be built without arguments.

@@ -87,7 +87,7 @@ class Orca:
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
-        """The point `before_train_epoch`, also where an epoch goes on."""
+        """The point `before_train_epoch`, also called when an epoch is resumed."""
         self._runner.epochs = state.clock.epoch
         self._runner.epoch = state.clock.epoch + 1
         self._tell("before_train_epoch")

@@ -105,7 +105,7 @@ def is_main(callback: object) -> bool:
 
 
 def _misspelt(callback: object) -> Iterator[str]:
-    """Says of each method that is not a point's which one it may have been meant for."""
+    """Yields a hint for each method whose name resembles that of a point."""
     for name in dir(type(callback)):
         if name.startswith(("before_", "after_", "on_")) and name not in _ALL:
             meant = closest(name, sorted(_ALL))
@@ -121,7 +121,7 @@ def _methods(callbacks: Iterable[object], point: str) -> Iterator[Method]:
 
 
 def _method(callback: object, point: str) -> Method | None:
-    """Returns the method for a point, else the one that stands in for it."""
+    """Returns the method for a point, else its fallback; None if there is neither."""
     name: str | None = point
     while name is not None:
         method: Method | None = getattr(callback, name, None)

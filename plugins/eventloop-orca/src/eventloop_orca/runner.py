@@ -42,7 +42,7 @@ class _OfIteration:
 
 
 class Runner:
-    """What callbacks are given; attributes that it doesn't know may be assigned, too.
+    """The object passed to callbacks; attributes that it doesn't define may be assigned, too.
 
     Attributes:
         epochs: how many epochs are done; the one under way counts after its validation.

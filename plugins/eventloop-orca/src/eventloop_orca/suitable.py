@@ -9,7 +9,7 @@ from eventloop_orca.points import Points
 
 
 def problems_with_main(state: State, points: Points) -> Iterator[str]:
-    """Says what a run has that its main callback would leave undone, or do wrong."""
+    """Yields what a run has that its main callback would skip or handle wrongly."""
     has_forward = points.overrides("on_iter_forward") or points.overrides("on_train_forward")
     if not has_forward and state.criterion is None:
         yield "the task gives no loss for the default on_iter_forward, Task(loss=...)"
@@ -23,7 +23,7 @@ def problems_with_main(state: State, points: Points) -> Iterator[str]:
 
 
 def _problems_with_steps(state: State) -> Iterator[str]:
-    """Says what else is wrong where the callback makes the step itself."""
+    """Yields what else is wrong if the callback makes the optimizer step itself."""
     settings, instead = state.settings, "without its on_iter_backward, eventloop makes the step"
     if state.precision.name in ("bf16", "fp16"):
         yield f"its on_iter_backward isn't made for precision {state.precision.name}; {instead}"

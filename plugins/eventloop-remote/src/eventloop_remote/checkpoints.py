@@ -1,4 +1,4 @@
-"""The checkpoints of a run at a URL: a storage moves the files, what is promised of them is kept here.
+"""The checkpoints of a run at a URL: a storage moves files, this module adds the guarantees.
 
 Each is a folder `ba00001200`. It is written to the local disk before it is uploaded, by several ranks each
 what it holds, the manifest last: without one it doesn't count. After it was downloaded it is verified there.

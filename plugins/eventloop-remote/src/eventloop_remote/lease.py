@@ -1,4 +1,4 @@
-"""Who trains at a URL: stores have no locks, so a lease says it, as long as it is renewed.
+"""Who trains at a URL: stores have no locks, so a lease, renewed regularly, marks the owner.
 
 It is not a lock: two processes that begin in the same second may both get it. The one whose lease is
 gone notices before its next save, and stops.
@@ -110,7 +110,7 @@ class Lease:
         self._local.release()
 
     def renew(self) -> bool:
-        """Renews the lease; tells whether it is still this process's."""
+        """Renews the lease; returns whether it still belongs to this process."""
         with self._guard, suppress(CheckpointError):  # the next renewal may get through
             if not self._is_ours(self._read()):
                 return False

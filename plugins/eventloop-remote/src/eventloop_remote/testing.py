@@ -18,7 +18,7 @@ _OTHER = {"model": {"weight": torch.ones(6)}, "clock": {"batch": 1}}
 
 
 def check_storage(storage: RemoteStorage, url: str, folder: Path) -> None:
-    """Checks that a storage does what `RemoteFolder` and `RemoteStorage` say.
+    """Checks that a storage meets the contracts of `RemoteFolder` and `RemoteStorage`.
 
     Args:
         storage: what its entry point names.

@@ -1,4 +1,4 @@
-"""Where torch's random generators stand, so that a second pass can draw what the first one drew."""
+"""Saved states of torch's generators, so that a second pass can draw what the first one drew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eventloop.devices import kind_of
 
 
 class Draws:
-    """Where the generators stand: the host's, the device's, and others.
+    """The saved states of the generators: the host's, the device's, and others.
 
     Those of Python and NumPy, which layers hardly draw from, would cost more than all the rest.
 

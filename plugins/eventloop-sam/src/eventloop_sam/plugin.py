@@ -62,7 +62,7 @@ class Sam:
 
     @hookimpl(wrapper=True)
     def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
-        """Notes where the random generators stand when the first pass begins."""
+        """Saves the states of the random generators before the first pass."""
         if self._is_due(state) and not self._is_second:
             self._before = Draws(state.device, state.generators().values())
         return (yield)

@@ -79,7 +79,7 @@ class SeqLengthWarmup:
 
     @hookimpl(wrapper=True)
     def count_batch(self, state: State, batch: Any) -> Generator[None, Count, Count]:
-        """Has what is trained on counted, on the host; samples are those that the loader gave."""
+        """Counts the shortened batch, on the host; samples are those that the loader returned."""
         count = yield
         if state.batch is not None:  # a part of a batch that has been shortened
             return count

@@ -1,4 +1,4 @@
-"""Model surgery: layers of a model are replaced by others, wherever they stand in it."""
+"""Model surgery: replaces layers of a model, however deeply they are nested."""
 
 from eventloop_surgery.replacing import Factory, Surgery, replace_modules, with_class
 

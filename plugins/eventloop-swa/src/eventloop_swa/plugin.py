@@ -85,7 +85,7 @@ class Swa:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Copies the model; a resumed run goes on with the mean that was kept."""
+        """Copies the model; a resumed run continues from the saved mean."""
         loaded, self._loaded = self._loaded, {}
         self._start = _start(self.start, state)
         self._interval = _interval(self.interval, state)
@@ -105,7 +105,7 @@ class Swa:
 
     @hookimpl(wrapper=True)
     def scheduler_step(self, state: State) -> Generator[None, bool, bool]:
-        """Holds the learning rates at `lr`, whatever the schedulers say."""
+        """Holds the learning rates at `lr` once `start` is reached, overriding the schedulers."""
         done = yield
         if self.lr is not None and state.clock.reached(self._start):
             _set_rates(state, self.lr)

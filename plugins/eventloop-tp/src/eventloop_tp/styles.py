@@ -1,4 +1,4 @@
-"""Divides modules as a plan says, in place, with torch's parallel styles; free of hooks."""
+"""Divides modules according to a plan, in place, with torch's parallel styles; free of hooks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def divide(
     sequence: bool = False,
     keeps: str | None = None,
 ) -> None:
-    """Makes DTensors of all parameters of a model, in place: sharded where a plan says so.
+    """Converts all parameters of a model to DTensors, in place, sharded where the plan says.
 
     Args:
         placed: as `eventloop_tp.resolved` returns it.
@@ -197,7 +197,7 @@ def draw_apart(module: nn.Module, number: int) -> None:
 
 
 def add_up_gradients(params: Sequence[Tensor]) -> None:
-    """Makes gradients whole that are sums over the ranks as yet, with one all-reduce a dimension."""
+    """Completes gradients that are partial sums over the ranks, with one all-reduce a dimension."""
     partial: list[tuple[Tensor, Any]] = []
     for param in params:
         grad = sharded(param.grad)
