@@ -2,12 +2,13 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from eventloop import Task, hookimpl
 from eventloop_cutmix import Cutmix
@@ -52,11 +53,15 @@ def weights(trainer):
     return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()]).cpu()
 
 
-def weights_by_hand(temperature=4.0):
+def tiny_model():
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def weights_by_hand(temperature=4.0, teacher=None, build_model=tiny_model):
     """Trains with half of each loss, and no part of eventloop."""
-    teacher = Teacher().eval()
+    teacher = teacher or Teacher().eval()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for inputs, targets in tiny_batches() * 2:
         with torch.no_grad():
@@ -252,15 +257,18 @@ def test_the_teacher_is_called_as_the_model_is(train, kind):
     task = Task(
         model=lambda: Named(3, 3),
         train_dataloader=batches,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         **given,
     )
     torch.manual_seed(5)
+    teacher = Named(3, 3)
+    logits_of_teacher = partial(linear, weight=teacher.weight.clone(), bias=teacher.bias.clone())
+    expected = weights_by_hand(teacher=logits_of_teacher, build_model=lambda: nn.Linear(3, 3))
 
-    with_teacher = weights(train(Distill(teacher=Named(3, 3)), task=task))
+    actual = weights(train(Distill(teacher=teacher), task=task))
 
-    assert torch.isfinite(with_teacher).all()
-    assert not torch.allclose(with_teacher, weights(train(task=task)), atol=1e-3)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(weights(train(task=task)), expected, atol=1e-3)
 
 
 def test_a_named_teacher_draws_nobodys_random_numbers(tmp_path):
