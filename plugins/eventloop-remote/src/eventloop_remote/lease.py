@@ -110,7 +110,7 @@ class Lease:
         self._local.release()
 
     def renew(self) -> bool:
-        """Renews the lease; returns whether it still belongs to this process."""
+        """Renews the lease; returns False if it no longer belongs to this process."""
         with self._guard, suppress(CheckpointError):  # the next renewal may get through
             if not self._is_ours(self._read()):
                 return False

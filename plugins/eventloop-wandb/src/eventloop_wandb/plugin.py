@@ -135,7 +135,7 @@ class Wandb:
         return {"of_this_run": {"run_id": self._run_id, "step": self._step, "rows": rows}}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Restores the run's id and its position; the run is looked up when training resumes."""
+        """Restores the run's id, step and last rows; the run is looked up when training resumes."""
         state = state.get("of_this_run", state)  # older checkpoints have no such key
         self._run_id, self._step = state["run_id"], state["step"]
         self._rows = deque((step, text) for step, text in state["rows"])
