@@ -373,7 +373,7 @@ class LightningTask:
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
-        """Whether `limit_train_batches` is reached, or the epoch was ended early."""
+        """Whether all batches of the epoch are done, or the epoch was ended early."""
         return self._ends_epoch or self._progress.current.ready >= self._fit_loop.num_batches
 
     @hookimpl
