@@ -170,7 +170,7 @@ class Updates:
         return batches
 
     def _with_epoch(self, loader: Any) -> Any:
-        """Returns the data loader, with the epoch set on it and on its sampler as the trainer does."""
+        """Returns the data loader after setting its epoch and that of its sampler."""
         sampler = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
         for one in (loader, sampler):
             set_epoch = getattr(one, "set_epoch", None)
