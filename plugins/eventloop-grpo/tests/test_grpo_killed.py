@@ -23,6 +23,8 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from eventloop_composer.importing import declare_operators
+declare_operators()  # of torchvision, which transformers imports
 from test_grpo_killed import Marks
 from grpo_cases import fit, grpo
 fit(Path({place!r}), grpo(beta=0.1, num_iterations=2), Marks(), max_duration="30ba", checkpoint_keep=2)
