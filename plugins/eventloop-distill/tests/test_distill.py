@@ -262,7 +262,8 @@ def test_the_teacher_is_called_as_the_model_is(train, kind):
     )
     torch.manual_seed(5)
     teacher = Named(3, 3)
-    logits_of_teacher = partial(linear, weight=teacher.weight.clone(), bias=teacher.bias.clone())
+    copied = {name: weight.detach().clone() for name, weight in teacher.named_parameters()}
+    logits_of_teacher = partial(linear, **copied)
     expected = weights_by_hand(teacher=logits_of_teacher, build_model=lambda: nn.Linear(3, 3))
 
     actual = weights(train(Distill(teacher=teacher), task=task))
