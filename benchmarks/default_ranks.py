@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer, hookimpl
-from eventloop.distributed.process_group import join_processes
+from eventloop.distributed import join_processes
 from eventloop_testing import run_ranks
 
 BATCH_SIZE, NUM_CLASSES = 64, 10

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pairs import PLUGINS, Outcome, Package, differing, installed, outcome_of, packages_in, trainer
 
 from eventloop import Trainer, hookimpl
-from eventloop.distributed.process_group import rank_variables
+from eventloop.distributed import rank_variables
 from eventloop.naming import fold
 from eventloop_testing import Wait, counted_waits, pretend_device, run_ranks
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop.data.feed import Feed
-from eventloop.distributed.process_group import join_processes
+from eventloop.distributed import join_processes
 from eventloop.distributed.processes import Processes
 from eventloop_streaming import Batches, Permuted, Shards, Shuffled
 from eventloop_testing import run_ranks

@@ -35,7 +35,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, Trainer, hookimpl
-from eventloop.distributed import exchange
+from eventloop.distributed import collectives
 from eventloop.distributed.data_parallel import DataParallel
 from eventloop_testing import run_ranks
 
@@ -144,7 +144,7 @@ def join(num_ranks: int) -> None:
     made = dist.new_group
     dist.new_group = lambda backend=None, **given: made(backend="peers", **given)
     DataParallel.watched = lambda self: contextlib.nullcontext()  # it has no other process to watch
-    exchange._NOTICED_S *= num_ranks  # the seconds are rank 0's, and the sum has all ranks'
+    collectives._NOTICED_S *= num_ranks  # the seconds are rank 0's, and the sum has all ranks'
 
 
 def _is_called_by(place: str) -> bool:

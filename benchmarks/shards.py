@@ -61,7 +61,7 @@ def launched(given: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
     """Starts the ranks and returns what each has measured."""
     from torch.distributed import TCPStore
 
-    from eventloop.distributed.process_group import rank_variables
+    from eventloop.distributed import rank_variables
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     options = ["--blocks", str(given.blocks), "--width", str(given.width), "--folder", given.folder]

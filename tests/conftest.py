@@ -25,7 +25,7 @@ import eventloop
 from eventloop import Task, Trainer, TrainerBuilder, hookimpl
 from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
-from eventloop.distributed.process_group import rank_variables
+from eventloop.distributed import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
 from eventloop.events import EVENTS

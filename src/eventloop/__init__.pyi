@@ -9,7 +9,7 @@ from .clock import (
 )
 from .config.settings import Settings as Settings
 from .data.batches import Count as Count
-from .distributed.process_group import rank_zero_first as rank_zero_first
+from .distributed import rank_zero_first as rank_zero_first
 from .errors import (
     CheckpointError as CheckpointError,
     EventloopError as EventloopError,

@@ -6,7 +6,7 @@ from .checkpoint.checkpoint_files import (
     read_checkpoint as read_checkpoint,
     verify_part as verify_part,
 )
-from .checkpoint.temporary_folders import (
+from .checkpoint.retention import (
     is_replaced as is_replaced,
 )
 from .checkpoint.run_lock import (

@@ -19,7 +19,7 @@ from .plugin.load import module_of_file as module_of_file, spec_of_file as spec_
 
 # Time: units, as the clock counts them, and a ramp over a part of the run.
 from .clock import FIELDS as FIELDS, UNITS as UNITS
-from .task.ramp import Ramp as Ramp
+from .task.schedule_curves import Ramp as Ramp
 
 # Samples, inputs and targets of batches of any structure.
 from .data.batches import (
@@ -43,7 +43,7 @@ from .rng import kept_generators as kept_generators
 from .training.evaluation import evaluation_mode as evaluation_mode
 from .training.metrics import predictions as predictions
 from .training.optimizers import wants_closure as wants_closure
-from .training.refused_inputs import refusal as refusal
+from .training.failed_inputs import refusal as refusal
 
 # The random generators of Python, NumPy and torch: found, seeded, and watched for use.
 from .rng import host_generators as host_generators, is_generator as is_generator, reseed as reseed
@@ -70,12 +70,12 @@ from .checkpoint.weight_files import (
     weights_at as weights_at,
     with_tied as with_tied,
 )
-from .distributed.tensor_collectives import take_from_first as take_from_first
+from .distributed.collectives import take_from_first as take_from_first
 from .training.sharded_tensors import gathered as gathered
 from .training.tensor_slices import TensorSlice as TensorSlice
 
 # Sharded tensors: to the slices in a checkpoint and back, norms; layers that repeat; layouts of ranks.
-from .checkpoint.shard_reading import shard_of as shard_of, shards_like as shards_like
+from .checkpoint.states import shard_of as shard_of, shards_like as shards_like
 from .mesh import Layout as Layout
 from .training.compiling import repeated_layers as repeated_layers
 from .training.sharded_tensors import (

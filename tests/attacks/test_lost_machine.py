@@ -21,7 +21,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.utils.data import DistributedSampler
 
-from eventloop.checkpoint.temporary_folders import UNDER_WAY
+from eventloop.checkpoint.retention import UNDER_WAY
 from eventloop.distributed.rank_store import wait_until
 
 TASK = """

@@ -11,10 +11,10 @@ import time
 import pytest
 import torch
 
-from eventloop.checkpoint import temporary_folders
+from eventloop.checkpoint import retention
 from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
+from eventloop.checkpoint.retention import ALIVE_S, new_id
 from eventloop.checkpoint.store import Store
-from eventloop.checkpoint.temporary_folders import ALIVE_S, new_id
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
 
@@ -40,7 +40,7 @@ def damage(path):
 
 def place(name):
     """Returns what an ID says of a place: this machine and boot, or another."""
-    return {"here": temporary_folders.this_machine(), "elsewhere": "0" * 8}[name]
+    return {"here": retention.this_machine(), "elsewhere": "0" * 8}[name]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from eventloop.checkpoint import temporary_folders
+from eventloop.checkpoint import retention
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import name_of
@@ -68,7 +68,7 @@ class Process:
             if self.power_fails:
                 os.ftruncate(copy, 0)
             os.close(copy)
-        temporary_folders._ours.clear()  # the next process may even have the same id
+        retention._ours.clear()  # the next process may even have the same id
 
 
 PARTS = {"model": {"w": torch.arange(4.0)}, "clock": {"batch": 1}}
@@ -87,7 +87,7 @@ def start(store):
 def leave_things(store):
     """Makes what a killed save and a killed removal leave, under this process's id."""
     start(store)
-    with temporary_folders.new_id() as one:
+    with retention.new_id() as one:
         for name in ("ba00000001", "ba00000002"):
             shutil.copytree(store.folder / name, store.folder / f".tmp-{name}-{one}")
 
@@ -95,7 +95,7 @@ def leave_things(store):
 def leave_replaced(store):
     """Makes what a kill between two renames leaves: the only checkpoint under another name."""
     store.save(2, PARTS, {"of": "start"})
-    with temporary_folders.new_id() as one:
+    with retention.new_id() as one:
         (store.folder / name_of(2)).rename(store.folder / f".was-{name_of(2)}-{one}")
 
 

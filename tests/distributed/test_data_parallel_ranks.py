@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import Metric, SumMetric
 
 from eventloop import Task, TaskError, hookimpl, rank_zero_first
-from eventloop.distributed.process_group import join_processes
+from eventloop.distributed import join_processes
 from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 from eventloop_testing.ranks import RankError
 

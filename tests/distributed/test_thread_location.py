@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from eventloop.distributed.process_group import join_processes
+from eventloop.distributed import join_processes
 from eventloop.distributed.thread_location import line_of_thread, wait_for, waits_in_collective
 from eventloop_testing import run_ranks
 

@@ -11,8 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from eventloop.data.batches import Count
 from eventloop.errors import TaskError
-from eventloop.task.task_metrics import fresh_metrics
-from eventloop.training.metrics import compute, predictions
+from eventloop.training.metrics import compute, fresh_metrics, predictions
 
 STATE = SimpleNamespace(device=torch.device("cpu"))
 

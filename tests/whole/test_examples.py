@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from eventloop import TaskError, Trainer, hookimpl
 from eventloop.cli import main
-from eventloop.distributed.process_group import rank_variables
+from eventloop.distributed import rank_variables
 from eventloop_testing import isolated_trainer, pretend_device, run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
-from eventloop.distributed.process_group import rank_variables
+from eventloop.distributed import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from eventloop import hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
-from eventloop.distributed.process_group import join_processes
+from eventloop.distributed import join_processes
 from eventloop.files import disk
 from eventloop_checkpoints.differences import differences
 from eventloop_fsdp import Fsdp

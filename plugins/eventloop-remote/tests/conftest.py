@@ -13,7 +13,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from eventloop.checkpoint import temporary_folders
+from eventloop.checkpoint import retention
 from eventloop.storage import Url
 from eventloop_remote import RemoteCheckpoints
 from eventloop_remote.folder import Folder
@@ -83,7 +83,7 @@ class Bucket:
     def revive(self) -> None:
         """Lets another process begin."""
         self.fail = lambda name, path: None
-        temporary_folders._ours.clear()
+        retention._ours.clear()
 
     def objects(self, url: str) -> Objects:
         return Objects(Url(url), pause=self.pauses_s.append)

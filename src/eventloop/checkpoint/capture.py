@@ -18,8 +18,14 @@ from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense, map_leaves
 from eventloop.checkpoint.left_out_weights import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
-from eventloop.checkpoint.shard_reading import shards_like
-from eventloop.checkpoint.states import Generators, counts_of, put_counts, read_states, unread
+from eventloop.checkpoint.states import (
+    Generators,
+    counts_of,
+    put_counts,
+    read_states,
+    shards_like,
+    unread,
+)
 from eventloop.devices import DeviceKind, kind_of
 from eventloop.errors import CheckpointError
 from eventloop.naming import json_value

@@ -16,8 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import SETTING, Best
 from eventloop.checkpoint.capture import Snapshot
-from eventloop.checkpoint.retention import to_keep
-from eventloop.checkpoint.temporary_folders import UNDER_WAY, new_id
+from eventloop.checkpoint.retention import UNDER_WAY, new_id, to_keep
 from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.weight_files import FoundWeights, weights_and_states
 from eventloop.clock import Time

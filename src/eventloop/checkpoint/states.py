@@ -1,9 +1,9 @@
-"""The states in a checkpoint: of plugins, metrics and random generators; tensors loaded when used."""
+"""The states in a checkpoint: of plugins, metrics and random generators; a rank's shards of them."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
+from eventloop.checkpoint.safetensors_files import Box
 from eventloop.checkpoint.saved_tensors import SavedTensor, read_all
 from eventloop.checkpoint.schema import loading
-from eventloop.checkpoint.shard_reading import shards_like
 from eventloop.devices import kind_of
 from eventloop.errors import Note
 from eventloop.naming import fold
@@ -23,7 +23,8 @@ from eventloop.plugin.records import Plugin
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
 from eventloop.state import ALIKE
 from eventloop.training.metrics import is_metric
-from eventloop.training.sharded_tensors import sharded
+from eventloop.training.sharded_tensors import shape_and_offsets, sharded
+from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -277,3 +278,46 @@ def _read_like(saved: Any, param: Tensor | None) -> Any:
     if param is None or not isinstance(value, Tensor) or not value.ndim:
         return value
     return value.to(param.device) if value.shape == param.shape else value
+
+
+def shard_of(value: Any, like: Tensor, placements: Sequence[Any] | None = None) -> Tensor:
+    """Returns this rank's shard of a whole tensor, on the device of `like`, without communication.
+
+    Args:
+        value: a tensor, the same on every rank; a `SavedTensor`, of which only the shard is read;
+            or this rank's `TensorSlice`.
+        like: a tensor with the same sharding; if it isn't sharded, all entries are returned.
+        placements: the sharding, if it differs from that of `like`.
+    """
+    one = sharded(like)
+    if isinstance(value, TensorSlice):
+        return value.tensor.to(like.device)
+    if one is None:
+        return (value.read() if isinstance(value, SavedTensor) else value).to(like.device)
+    spread = one.placements if placements is None else placements
+    shape, offsets = shape_and_offsets(value.shape, one, spread)
+    if isinstance(value, SavedTensor):
+        return value.read_slice(offsets, shape).to(like.device)
+    return Box(offsets, shape).of(value).to(like.device, copy=True)
+
+
+def shards_like(value: Any, like: Any) -> Any:
+    """Returns a whole tensor as a DTensor that is sharded as another is, on its device.
+
+    One of another shape is whole on every rank. What is sharded already stays what it is, and so does a
+    tensor where `like` is a plain one; a saved tensor is read.
+    """
+    one = sharded(like)
+    if one is None or not isinstance(value, Tensor | SavedTensor | TensorSlice) or not value.shape:
+        return value.read() if isinstance(value, SavedTensor) else value
+    if sharded(value) is not None:
+        return value
+    from torch.distributed.tensor import DTensor, Replicate
+
+    shape = torch.Size(value.shape)
+    is_alike = shape == one.shape
+    placements = one.placements if is_alike else [Replicate()] * one.device_mesh.ndim
+    entries, strides = shard_of(value, one, placements), torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        entries, one.device_mesh, placements, run_check=False, shape=shape, stride=strides
+    )

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from eventloop.checkpoint.retention import newest_after, surplus
-from eventloop.checkpoint.temporary_folders import (
+from eventloop.checkpoint.retention import (
     REPLACED,
     UNDER_WAY,
     is_leftover,
     is_replaced,
     name_inside,
     new_id,
+    newest_after,
+    surplus,
 )
 from eventloop.checkpoint.verifying import batch_of, examine, holds, name_of, why_passed_over
 from eventloop.distributed.checkpoint_crew import ALONE

@@ -81,7 +81,7 @@ def without_nproc(argv: Sequence[str]) -> list[str]:
 def _run(num: int, arguments: list[str]) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-    from eventloop.distributed.process_group import rank_variables
+    from eventloop.distributed import rank_variables
     from eventloop.distributed.rank_store import Bulletin
 
     # Held by this process, so that no rank takes it away from the others.

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from eventloop.devices.device_kind import DeviceKind
+from eventloop.devices.device_kind import Accelerator, DeviceKind
 from eventloop.errors import SettingError
 
 __all__ = ["DeviceKind", "choose_device", "collective_backends", "kind_of", "opened_accelerator"]
@@ -21,9 +21,7 @@ def kind_of(device: torch.device) -> DeviceKind:
     """Returns what a device can do."""
     if device.type in ("cpu", "meta"):
         return DeviceKind(device)
-    # The CPU needs nothing of them.
-    from eventloop.devices.accelerator import Accelerator
-    from eventloop.devices.cuda import Cuda
+    from eventloop.devices.cuda import Cuda  # no other device needs it
 
     return (Cuda if device.type == "cuda" else Accelerator)(device)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from eventloop.devices.accelerator import Accelerator
+from eventloop.devices.device_kind import Accelerator
 
 
 class Cuda(Accelerator):

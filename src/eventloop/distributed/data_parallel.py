@@ -34,8 +34,8 @@ from torch.optim import Optimizer
 
 from eventloop.devices import collective_backends, kind_of
 from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
+from eventloop.distributed.collectives import ExchangeOfRanks, average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
-from eventloop.distributed.exchange import ExchangeOfRanks
 from eventloop.distributed.processes import (
     WHOLE,
     LossWeights,
@@ -47,14 +47,13 @@ from eventloop.distributed.processes import (
 )
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
-from eventloop.distributed.tensor_collectives import average_gradients, take_from_first
 from eventloop.distributed.thread_location import wait_for
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, PluginError, SettingError, TaskError
 from eventloop.fixes import as_set
 from eventloop.mesh import Layout
-from eventloop.training.eval_numbers import on_device
 from eventloop.training.logged_numbers import Share, mean
+from eventloop.training.means import on_device
 from eventloop.training.sharded_tensors import sharded
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ if TYPE_CHECKING:
 
     from eventloop.config.settings import Settings
     from eventloop.state import State
-    from eventloop.training.eval_numbers import Number
     from eventloop.training.logged_numbers import Cell, OverRanks, Reduce, Reduction, Row, Shares
+    from eventloop.training.means import Number
 
 
 class DataParallel(Processes):

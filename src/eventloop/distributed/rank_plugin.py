@@ -17,12 +17,12 @@ from eventloop.data.sharding import (
     sharded_for_training,
     splits_itself,
 )
-from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
-from eventloop.distributed.tensor_collectives import (
+from eventloop.distributed.collectives import (
     average_gradients,
     take_from_first,
     with_shared_batch_norm,
 )
+from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
 from eventloop.errors import TaskError
 from eventloop.hook_markers import hookimpl
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import Note, PluginError, a, notes_of
 from eventloop.signals import Interrupted
-from eventloop.training.failed_input import ACTIONS, note_input
+from eventloop.training.failed_inputs import ACTIONS, note_input
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation

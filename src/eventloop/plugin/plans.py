@@ -18,13 +18,12 @@ from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hook_markers import OF_ITSELF, TELL_ALL, Hook
 from eventloop.naming import fold
-from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct
+from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
 from eventloop.plugin.declared_hooks import HOOKS, checked
 from eventloop.plugin.hook_errors import blame, enter, misfit, returned_nothing
 from eventloop.plugin.observe import Around, Observer, observe
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.plugin.owners import Assembly
-from eventloop.plugin.wrappers import enclose
 from eventloop.state import CALLABLE
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from eventloop.checkpoint.capture import described
 from eventloop.checkpoint.locations import storage_of
 from eventloop.data.combine import first_batch
 from eventloop.data.iterable_sources import restored_loader_state
+from eventloop.distributed import join_processes
 from eventloop.distributed.consistency import require_same_run
-from eventloop.distributed.process_group import join_processes
 from eventloop.errors import SettingError, a
 from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed

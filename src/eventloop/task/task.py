@@ -19,9 +19,9 @@ from eventloop.errors import TaskError, a, closest
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
-from eventloop.task.task_metrics import fresh_metrics
 from eventloop.task.value_checks import argument_meant, check_values, named_optimizers
 from eventloop.training.default_actions import keys_of
+from eventloop.training.metrics import fresh_metrics
 from eventloop.training.target_shapes import watched_once
 from eventloop.vocabulary import names_unknown
 

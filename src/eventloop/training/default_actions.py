@@ -22,7 +22,7 @@ from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens
 from eventloop.errors import TaskError, a
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout
-from eventloop.training.failed_input import note_input
+from eventloop.training.failed_inputs import note_input
 from eventloop.training.gradient_clipping import clip_
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
@@ -33,8 +33,7 @@ from eventloop.training.optimizers import (
     wants_closure,
 )
 from eventloop.training.sharded_tensors import gathered, sharded, slice_of, sliced
-from eventloop.training.weight_export import require_finite, save_tensors
-from eventloop.training.weight_loading import fit_to_load
+from eventloop.training.weights import fit_to_load, require_finite, save_tensors
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

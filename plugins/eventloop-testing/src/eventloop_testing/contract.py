@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from eventloop.distributed.process_group import rank_variables
+from eventloop.distributed import rank_variables
 from eventloop.errors import EventloopError, notes_of, text_of
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import discover

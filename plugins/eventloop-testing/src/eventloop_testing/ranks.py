@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
+from eventloop.distributed import rank_variables
 from eventloop.distributed.checkpoint_crew import CrewOfRanks
 from eventloop.distributed.exit_status import end_with_launcher, kill_group
-from eventloop.distributed.process_group import rank_variables
 
 TIMEOUT_S = 120.0
 

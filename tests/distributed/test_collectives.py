@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from eventloop import Task, hookimpl
 from eventloop.data.batches import Count
-from eventloop.distributed import exchange
+from eventloop.distributed import collectives
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError
 
@@ -108,8 +108,8 @@ class Counts:
 
 @pytest.fixture
 def unhurried(monkeypatch):
-    """Time asks for no exchange."""
-    monkeypatch.setattr(exchange, "_NOTICED_S", math.inf)
+    """Time asks for no collectives."""
+    monkeypatch.setattr(collectives, "_NOTICED_S", math.inf)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 1])
@@ -168,7 +168,7 @@ def test_a_plugin_s_request_is_granted_at_a_batch_that_no_clock_decides(fit):
 
 def test_a_signal_is_noticed_whatever_the_batch(fit, monkeypatch):
     """Where a batch takes long, at the next one; a plugin's request still waits for its batch."""
-    monkeypatch.setattr(exchange, "_NOTICED_S", 0.0)
+    monkeypatch.setattr(collectives, "_NOTICED_S", 0.0)
     signal = Asks("rank 1 received SIGTERM", kind="signal")
 
     found = fit(plugins=lambda: [signal], look=lambda state: state.stop_reason.kind)
@@ -178,7 +178,7 @@ def test_a_signal_is_noticed_whatever_the_batch(fit, monkeypatch):
 
 def test_a_signal_is_noticed_after_a_plugin_s_request(fit, monkeypatch):
     """The request that came first gives the reason."""
-    monkeypatch.setattr(exchange, "_NOTICED_S", 0.0)
+    monkeypatch.setattr(collectives, "_NOTICED_S", 0.0)
     signal = Asks("rank 1 received SIGTERM", batch=4, kind="signal")
     signal.name = "signal"
 

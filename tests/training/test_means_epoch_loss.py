@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eventloop.distributed.processes import Processes
-from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
+from eventloop.training.means import AT_ONCE, EpochLoss
 
 
 def loss_of(values) -> EpochLoss:

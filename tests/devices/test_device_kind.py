@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eventloop.devices.accelerator import Accelerator
+from eventloop.devices.device_kind import Accelerator
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def kind(monkeypatch):
     def kind(*, pins=True, **names):
         module = SimpleNamespace(**names)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-        monkeypatch.setattr("eventloop.devices.accelerator._can_pin", lambda: pins)
+        monkeypatch.setattr("eventloop.devices.device_kind._can_pin", lambda: pins)
         made = Accelerator(torch.device("xpu", 0))
         made.device = CPU
         return made
@@ -104,7 +104,7 @@ def test_memory_is_counted_where_the_module_counts(kind):
 def test_without_float64_sums_are_in_float32(kind, monkeypatch):
     """The header says so: a mean over many batches has fewer digits."""
     poor = kind(**STREAMS, get_device_name=lambda device: "M4")
-    monkeypatch.setattr("eventloop.devices.accelerator._has", lambda dtype, device: False)
+    monkeypatch.setattr("eventloop.devices.device_kind._has", lambda dtype, device: False)
 
     assert poor.sum_dtype is torch.float32
     assert poor.describe() == "M4; sums in float32: it has no float64"

@@ -1,15 +1,18 @@
-"""The export of weights: refused where they aren't finite, written as a file of safetensors."""
+"""A model's weights: loaded by code of its own, and exported to a file of safetensors."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import (
+    _NormBase,
+)  # private: adds what old versions lacked (torch 2.13)
 
 from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.files.run_folder import why_no_file
@@ -18,6 +21,36 @@ from eventloop.training.weight_watch import first_not_finite, trained_names
 
 if TYPE_CHECKING:
     from eventloop.state import State
+
+_PLAIN = (Tensor, nn.Parameter)
+# Of torch's own: they copy entries to where they belong, and do nothing else with a tensor.
+_COPYING = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
+
+
+def fit_to_load(weights: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
+    """Returns weights that `model.load_state_dict` can take.
+
+    Tensors that are still to be read are read where a module overrides how it is loaded, or has a hook
+    for it: it may keep them, assign them to `.data`, or make arrays of them, as it can with plain ones.
+    """
+    own = tuple(_loaded_by_own_code(model))
+    read = {
+        name: one.detach()  # a subclass may only wrap another tensor
+        for name, one in weights.items()
+        if isinstance(one, Tensor) and type(one) not in _PLAIN and name.startswith(own)
+    }
+    return {**weights, **read} if read else weights
+
+
+def _loaded_by_own_code(model: nn.Module) -> Iterator[str]:
+    """Yields the name prefixes of modules whose own code loads their weights."""
+    if getattr(model.load_state_dict, "__func__", None) is not nn.Module.load_state_dict:
+        yield ""
+    for name, module in model.named_modules(remove_duplicate=False):
+        load = getattr(module._load_from_state_dict, "__func__", None)
+        # No public name has the hooks (torch 2.13).
+        if load not in _COPYING or module._load_state_dict_pre_hooks:
+            yield f"{name}." if name else ""
 
 
 def require_finite(state: State, weights: Mapping[str, Tensor]) -> None:

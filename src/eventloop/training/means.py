@@ -1,0 +1,275 @@
+"""Means over samples: of the loss of an epoch, of numbers logged in an evaluation, and of functions as metrics."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from eventloop.devices import kind_of
+from eventloop.errors import TaskError, a
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
+
+Number = float | Tensor
+_TRAIN = "train/"
+
+# How many losses are added up at once: always the same ones, whenever a checkpoint is saved, so
+# that the last bits of the sum don't depend on that.
+AT_ONCE = 64
+
+
+class EpochLoss:
+    """The losses of the batches of an epoch, as this rank knows them; nothing is read in a step.
+
+    Args:
+        device: where they are.
+
+    Attributes:
+        latest: of the latest batch that had one, shape (), detached; None before the first.
+        each: those that aren't in the sum yet, each with the samples of its batch.
+    """
+
+    __slots__ = ("_device", "_dtype", "_samples", "_total", "each", "latest")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._dtype = device, kind_of(device).sum_dtype
+        self.latest: Tensor | None = None
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Resets the mean."""
+        self._total: Tensor | None = None
+        self._samples = 0
+        self.each: list[tuple[int, Tensor]] = []
+
+    def fold(self) -> None:
+        """Adds the losses that are kept one by one to the sum; due when as many are done."""
+        self._total, self._samples = self._sums()
+        self.each = []
+
+    def mean(self, processes: Processes) -> Tensor | None:
+        """Returns the mean over the samples of all ranks, shape (), float64; None without a loss.
+
+        Collective: every rank must call it.
+        """
+        total, samples = self._sums()
+        if not any(processes.all_gather(total is not None)):
+            return None
+        if total is None:
+            total = torch.zeros((), dtype=self._dtype, device=self._device)
+        # A rank's loss is weighted so that the mean over the ranks is that of the batch.
+        sums = processes.mean(torch.stack([total, torch.full_like(total, samples)]))
+        return sums[0] / sums[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the sum so far, and the losses that aren't in it."""
+        losses = [loss for _, loss in self.each]
+        return {
+            "value": self.latest,
+            "total": self._total,
+            "samples": self._samples,
+            "counts": [samples for samples, _ in self.each],
+            "losses": torch.stack(losses) if losses else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self.latest, total, losses = (
+            None if one is None else one.to(self._device)
+            for one in (state["value"], state["total"], state["losses"])
+        )
+        self._total, self._samples = total, state["samples"]
+        each = () if losses is None else losses.unbind()
+        self.each = list(zip(state["counts"], each, strict=True))
+
+    def _sums(self) -> tuple[Tensor | None, int]:
+        """Returns the losses times samples, added up in float64, and the samples."""
+        total, samples = self._total, self._samples
+        for count, group in itertools.groupby(self.each, itemgetter(0)):
+            losses = [loss for _, loss in group]
+            part = torch.stack(losses).sum(dtype=self._dtype) * count
+            total = part if total is None else total + part
+            samples += count * len(losses)
+        return total, samples
+
+
+class SetNumbers:
+    """Adds up the numbers of an eval set by name, on their devices."""
+
+    __slots__ = ("_sums",)
+
+    def __init__(self) -> None:
+        self._sums: dict[str, _Sum] = {}
+
+    def record(self, name: str, value: Number, weight: Number, reduce: str | None) -> None:
+        """Adds a number of an eval batch.
+
+        Args:
+            name: NAME for what is logged as train/NAME in training.
+            weight: what the batch weighs in the mean.
+            reduce: "sum" for the sum over the set instead.
+        """
+        name = name.removeprefix(_TRAIN)
+        if (found := self._sums.get(name)) is None:
+            self._sums[name] = found = _Sum(is_mean=reduce != "sum")
+        found.total = found.total + weighted(value, weight if found.is_mean else 1)
+        found.weight = found.weight + weight
+
+    def forget(self) -> None:
+        """Drops what an evaluation that failed has left."""
+        self._sums = {}
+
+    def take(self, processes: Processes, device: torch.device) -> dict[str, Tensor]:
+        """Returns the numbers over the ranks, in float64, and resets them.
+
+        Collective: every rank must call it, whichever names it has.
+        """
+        sums, self._sums = self._sums, {}
+        mine = {name: one.is_mean for name, one in sums.items()}
+        named = {
+            name: is_mean for one in processes.all_gather(mine) for name, is_mean in one.items()
+        }
+        if not named:
+            return {}
+        nothing = _Sum(is_mean=True)
+        pairs = [sums.get(name, nothing) for name in named]
+        both = [on_device(value, device) for one in pairs for value in (one.total, one.weight)]
+        totals = processes.mean(torch.stack(both)).reshape(-1, 2)
+        return {
+            name: total / weight if is_mean else total * processes.data_world_size
+            for (name, is_mean), (total, weight) in zip(named.items(), totals, strict=True)
+        }
+
+
+class _Sum:
+    """A number's sum over the batches so far, and what they weigh."""
+
+    __slots__ = ("is_mean", "total", "weight")
+
+    def __init__(self, *, is_mean: bool) -> None:
+        self.is_mean = is_mean
+        self.total: Number = 0.0
+        self.weight: Number = 0.0
+
+
+def weighted(value: Number, weight: Number) -> Number:
+    """Returns value times weight in float64; 0 where nothing weighs, even if the value is NaN."""
+    if isinstance(value, Tensor):
+        value = value.to(kind_of(value.device).sum_dtype).reshape(())
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, 0.0, value * weight)
+    return value * weight if weight else 0.0
+
+
+def on_device(value: Number, device: torch.device) -> Tensor:
+    """Returns a number as a wide tensor of its own, without waiting for the device."""
+    if isinstance(value, Tensor):
+        return value.to(device, kind_of(device).sum_dtype, copy=True)
+    return torch.full((), float(value), dtype=kind_of(device).sum_dtype, device=device)
+
+
+class MeanOf:
+    """The mean of what a function returns for each batch, added up in float64 on the device.
+
+    It has what the core uses of a `torchmetrics.Metric`, whose import takes longer than torch's.
+
+    Args:
+        what: it is, for messages: "metric 'error'".
+        function: takes outputs and targets; returns a tensor of shape (), the mean over the batch,
+            or (samples,), a value for each sample; None for a batch without a loss.
+        state: knows the batch under way, and the device to add up on.
+        weigh: returns the weight in the mean of the batch under way; its samples unless given.
+        is_higher: whether higher is better; None where that isn't known.
+    """
+
+    total: Tensor
+    weight: Tensor
+    _update_count: int
+    _computed: Tensor | None
+    process_group: dist.ProcessGroup | None = None
+    dist_sync_fn: Callable[..., list[Tensor]] | None = None
+
+    def __init__(
+        self,
+        what: str,
+        function: Callable[[Any, Any], Any],
+        state: State,
+        *,
+        weigh: Callable[[], Number] | None = None,
+        is_higher: bool | None,
+    ) -> None:
+        self._what = what
+        self._function = function
+        self._state = state
+        self._weigh = weigh
+        self.higher_is_better = is_higher
+        self.device = state.device
+        self.reset()
+
+    @property
+    def update_called(self) -> bool:
+        """Whether a batch was added since the last reset."""
+        return self._update_count > 0
+
+    @property
+    def metric_state(self) -> dict[str, Tensor]:
+        """The sums, as a checkpoint has them."""
+        return {"total": self.total, "weight": self.weight}
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Adds the batch under way."""
+        value = self._function(outputs, targets)
+        if value is None and self._weigh:  # a model without a loss
+            return
+        if not isinstance(value, Tensor | float | int):
+            raise TaskError(
+                f"{self._what} returned {a(type(value).__name__)}, not a tensor",
+                fix="return the mean over the batch, shape (), or a value for each sample",
+            )
+        value, samples = torch.as_tensor(value).detach(), self._state.current_count().samples
+        if value.shape not in ((), (samples,)):
+            raise TaskError(
+                f"{self._what} returned a tensor of shape {tuple(value.shape)}, which is neither one "
+                f"number, (), nor one for each sample of the batch, ({samples},)",
+                fix="return the mean over the batch, .mean(), or a value for each sample",
+            )
+        weight = self._weigh() if self._weigh else samples
+        self._update_count += 1
+        self.total = self.total + weighted(value.to(self.total.dtype).mean(), weight)
+        self.weight = self.weight + weight
+        self._computed = None
+
+    def compute(self) -> Tensor | dict[str, Tensor]:
+        """Returns the mean, shape (); {} where no batch had the number.
+
+        Collective where the ranks see different samples, at the first call after an update.
+        """
+        if not self.update_called:
+            return {}
+        if self._computed is None:
+            sums = torch.stack([self.total, self.weight])
+            if self.dist_sync_fn is not None:
+                sums = torch.stack(self.dist_sync_fn(sums, self.process_group)).sum(0)
+            self._computed = sums[0] / sums[1]
+        return self._computed
+
+    def reset(self) -> None:
+        """Resets the mean."""
+        zero = torch.zeros((), dtype=kind_of(self.device).sum_dtype, device=self.device)
+        self.total = self.weight = zero
+        self._update_count = 0
+        self._computed = None
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Returns a copy; its sums are its own, as they aren't changed in place."""
+        return copy.copy(self)
