@@ -28,9 +28,9 @@ def pages() -> dict[str, str]:
         "events.md": _page(
             "Events, questions and collections",
             events,
-            _hook_sections(events.HOOKS, events.Events),
+            _hook_sections(events.EVENTS_AND_QUESTIONS, events.Events),
         ),
-        "actions.md": _page("Actions", actions, _hook_sections(actions.HOOKS, actions.Actions)),
+        "actions.md": _page("Actions", actions, _hook_sections(actions.ACTIONS, actions.Actions)),
         "settings.md": _settings_page(),
         "toolbox.md": _toolbox_page(),
     }

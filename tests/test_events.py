@@ -60,7 +60,7 @@ def test_the_real_loop_fires_in_the_order_of_the_hookspecs(whole_run, make_recor
 
 def test_events_and_questions_come_in_the_order_of_their_declaration(whole_run, make_recorder):
     """In the second epoch, where every question is asked."""
-    recorder = make_recorder(events.HOOKS)
+    recorder = make_recorder(events.EVENTS_AND_QUESTIONS)
 
     whole_run(recorder)
 
@@ -69,14 +69,18 @@ def test_events_and_questions_come_in_the_order_of_their_declaration(whole_run, 
         for name in ("should_rebuild_dataloader", "fit_end")
     )
     second_epoch = first_calls(recorder.seen[begins[0] : ends[0]])
-    declared = [name for name in events.HOOKS if name in {*second_epoch} - AT_ANY_TIME]
+    declared = [
+        name for name in events.EVENTS_AND_QUESTIONS if name in {*second_epoch} - AT_ANY_TIME
+    ]
     assert [name for name in second_epoch if name not in AT_ANY_TIME] == declared
-    assert {one for one in events.HOOKS if one.startswith("should_")} <= set(second_epoch)
+    assert {one for one in events.EVENTS_AND_QUESTIONS if one.startswith("should_")} <= set(
+        second_epoch
+    )
 
 
 def test_what_plugins_say_about_themselves_is_asked_outside_of_fits(make_trainer, make_recorder):
     """Whether one can be used, once, with the first batch at hand; its note, with the header."""
-    recorder = make_recorder(events.HOOKS)
+    recorder = make_recorder(events.EVENTS_AND_QUESTIONS)
 
     trainer = make_trainer(algorithms=[recorder], max_duration="1ep")
     built = [*recorder.seen]
@@ -155,7 +159,7 @@ def test_a_summary_says_what_kind_of_hook_it_is(name):
 
 def test_events_questions_and_actions_are_told_apart():
     """By name and `firstresult`, so that a spec can't be both."""
-    kinds = {hook.kind for hook in events.HOOKS.values()}
+    kinds = {hook.kind for hook in events.EVENTS_AND_QUESTIONS.values()}
     assert kinds == {"event", "question", "collection"}
-    assert {hook.kind for hook in actions.HOOKS.values()} == {"action"}
-    assert not events.HOOKS.keys() & actions.HOOKS.keys()
+    assert {hook.kind for hook in actions.ACTIONS.values()} == {"action"}
+    assert not events.EVENTS_AND_QUESTIONS.keys() & actions.ACTIONS.keys()

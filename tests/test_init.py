@@ -39,7 +39,7 @@ def imported(run_python, statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize("statement", ["import eventloop", "from eventloop import hookimpl, Time",
-                                       "from eventloop.events import EVENTS, HOOKS",
+                                       "from eventloop.events import EVENTS",
                                        "from eventloop.plugin.metadata import discover",
                                        "import eventloop.cli",
                                        "from eventloop.toolbox import UNITS, RunFolder, closest, replace_file, switch_off"])  # fmt: skip

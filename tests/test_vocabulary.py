@@ -46,7 +46,7 @@ def test_an_argument_of_another_trainer_is_named(word, here, make_task):
     assert "=" not in here or {part.split()[-1] for part in here.split("=")[:1]} <= known
 
 
-@pytest.mark.parametrize(("word", "here"), vocabulary.HOOKS.items())
+@pytest.mark.parametrize(("word", "here"), vocabulary.HOOK_WORDS.items())
 def test_a_hook_of_another_trainer_is_named(word, here, make_trainer, make_plugin):
     """Each leads to a hook, or to the method that keeps a plugin's state."""
     plugin = make_plugin("watch", fit_start=lambda state: None)
@@ -106,7 +106,7 @@ def test_no_word_is_one_of_ours():
     words = {*vocabulary.SETTINGS, *vocabulary.TASK, *vocabulary.TRAINER}
 
     assert not words & {*SETTING_NAMES, *inspect.signature(Task).parameters}
-    assert not vocabulary.HOOKS.keys() & HOOKS.keys()
+    assert not vocabulary.HOOK_WORDS.keys() & HOOKS.keys()
     assert not vocabulary.STATE.keys() & set(dir(State))
     assert not vocabulary.METHODS.keys() & set(dir(Trainer))
 

@@ -5,7 +5,7 @@
 - Words: docstrings, comments, messages and Markdown avoid phrases that a native speaker wouldn't
   write.
 - Names: no two files of a source folder share a name; `__init__.py` may. No two modules of `src`
-  define the same public name; the `run` of each command may.
+  define the same public name; the `run` and `COMMAND` of each command may.
 - Identifiers: those of sources avoid words that don't say what a thing is.
 - References: a name between backticks in a docstring or comment of `src` exists.
 - Tests: a test file is named after the module of `src` that it tests, in the folder of that module.
@@ -139,16 +139,29 @@ def names(folder: Path) -> Iterator[str]:
 
 
 def definitions(folder: Path) -> Iterator[str]:
-    """Yields a line for each public function or class that two modules of a folder define."""
+    """Yields a line for each public function, class or value that two modules of a folder define."""
     modules = collections.defaultdict(set)
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.parse(path.read_bytes()).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                is_command = node.name == "run" and "cli" in path.parts
-                modules[node.name] |= set() if is_command else {path.relative_to(folder).as_posix()}
+        of_commands = {"run", "COMMAND"} if "cli" in path.parts else set()
+        for name in _defined(ast.parse(path.read_bytes())) - of_commands:
+            if not name.startswith("_"):
+                modules[name].add(path.relative_to(folder).as_posix())
     for name, paths in modules.items():
         if len(paths) > 1:
             yield f"{folder}: {', '.join(sorted(paths))} define {name}; rename all but one"
+
+
+def _defined(module: ast.Module) -> set[str]:
+    """Returns the names of a module's functions, classes and values, but for type variables."""
+    names = set()
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            is_variable = "TypeVar" in ast.unparse(node) or "ParamSpec" in ast.unparse(node)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {one.id for one in targets if isinstance(one, ast.Name) and not is_variable}
+    return names
 
 
 def identifiers(folder: Path) -> Iterator[str]:

@@ -196,7 +196,7 @@ MUTANTS = {
     ),
     "a batch that is repeated to pad counts": Mutant(
         "data/feed.py",
-        "return NOTHING if self._is_padding else count",
+        "return _NOTHING if self._is_padding else count",
         "return count",
         "data/test_feed_uneven.py",
     ),

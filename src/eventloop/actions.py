@@ -353,4 +353,4 @@ class Actions(Protocol):
         """
 
 
-HOOKS = declared_hooks([Actions])
+ACTIONS = declared_hooks([Actions])

@@ -536,6 +536,6 @@ class Events(Protocol):
         """
 
 
-HOOKS = declared_hooks([Events])
+EVENTS_AND_QUESTIONS = declared_hooks([Events])
 # The events alone.
-EVENTS = {name: hook for name, hook in HOOKS.items() if hook.kind == "event"}
+EVENTS = {name: hook for name, hook in EVENTS_AND_QUESTIONS.items() if hook.kind == "event"}

@@ -20,7 +20,7 @@ TELL_ALL = ("exception", "close")
 OF_ITSELF = ("unsuitable", "header_note")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]
-Kind = Literal["event", "question", "action", "collection"]
+HookKind = Literal["event", "question", "action", "collection"]
 # Hooks that are gone, with what became of them: {"batch_done": "renamed to batch_end in 0.3"}.
 REMOVED_HOOKS: Mapping[str, str] = {}
 
@@ -47,7 +47,7 @@ class Hook:
     """
 
     name: str
-    kind: Kind
+    kind: HookKind
     per: Per
     closes: str | None
     argnames: tuple[str, ...]
@@ -103,7 +103,7 @@ def hookspec(
                 f"{function.__name__} can't be two kinds of hook: `should_...` is a question, "
                 "firstresult=True an action, collection=True a collection"
             )
-        kind: Kind = "question" if is_question else "action" if firstresult else "event"
+        kind: HookKind = "question" if is_question else "action" if firstresult else "event"
         kind = "collection" if collection else kind
         setattr(function, _SPEC, (kind, per, closes, for_algorithms or firstresult, since))
         return _mark_spec(

@@ -21,7 +21,7 @@ SETTINGS: Mapping[str, tuple[str, Any]] = {
 }
 TRAINER: Mapping[str, str] = _WORDS["trainer"]
 TASK: Mapping[str, str] = _WORDS["task"]
-HOOKS: Mapping[str, str] = _WORDS["hooks"]
+HOOK_WORDS: Mapping[str, str] = _WORDS["hooks"]
 STATE: Mapping[str, str] = _WORDS["state"]
 METHODS: Mapping[str, str] = _WORDS["methods"]
 

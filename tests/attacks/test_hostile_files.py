@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventloop.config.config_files import pyproject_layer, yaml_layer
-from eventloop.config.yaml_text import MAX_BYTES
+from eventloop.config.yaml_text import MAX_YAML_BYTES
 from eventloop.errors import SettingError
 
 MAX_CPU_S = 3.0  # of a slow machine; a second on most
@@ -53,8 +53,8 @@ YAML = {
     "levels of keys": ("? " * 30_000, "more than 50 levels deep"),
     "long number": (f"seed: {'9' * 50_000}", "line 1, column 7: a number of 50,000 characters"),
     "long number of base 60": ("seed: 1" + ":1" * 30_000, "a number of 60,001 characters"),
-    "many entries": (f"[{'1,' * (MAX_BYTES // 2 - 2)}]", "should hold names with values"),
-    "many empty lists": (f"[{'[],' * (MAX_BYTES // 3 - 2)}]", "should hold names with values"),
+    "many entries": (f"[{'1,' * (MAX_YAML_BYTES // 2 - 2)}]", "should hold names with values"),
+    "many empty lists": (f"[{'[],' * (MAX_YAML_BYTES // 3 - 2)}]", "should hold names with values"),
     "many anchors": ("".join(f"- &a{i} x\n" for i in range(4_000)), "should hold names"),
     "a python object": ("a: !!python/object/apply:os.system [x]", "line 1, column 4: could not"),
     "a day that isn't": ("a: 2001-99-99", "month must be in 1..12"),
@@ -63,8 +63,8 @@ YAML = {
     "a list as a key": ("? [a]\n: 1", "line 1, column 3: a key is neither text nor a number"),
     "two documents": ("a: 1\n---\nb: 2", "line 2, column 1: expected a single document"),
     "an open bracket": ("a: [1", "line 1, column 6"),
-    "100 MB": (lambda: "seed: " + "1" * 100_000_000, f"has more than {MAX_BYTES:,} bytes"),
-    "100 MB of lines": (lambda: "a: 1\n" * 20_000_000, f"has more than {MAX_BYTES:,} bytes"),
+    "100 MB": (lambda: "seed: " + "1" * 100_000_000, f"has more than {MAX_YAML_BYTES:,} bytes"),
+    "100 MB of lines": (lambda: "a: 1\n" * 20_000_000, f"has more than {MAX_YAML_BYTES:,} bytes"),
     "a carriage return before each end of a line": ("max_duration: 1ep\r\nseed: 1\r\n", ""),
     "a mark of the order of bytes": ("\ufeffmax_duration: 1ep\nseed: 1\n", ""),
     "aliases as they are meant": (

@@ -45,7 +45,7 @@ def refused(folder):
 def rewrite(folder, **changes):
     """Writes the manifest again, with digests as it should have them, as a stranger would."""
     found = dataclasses.replace(manifest.read_manifest(folder), **changes)
-    (folder / manifest.FILE).write_bytes(manifest.manifest_bytes(found))
+    (folder / manifest.MANIFEST).write_bytes(manifest.manifest_bytes(found))
 
 
 # What holds
@@ -184,7 +184,7 @@ def test_a_version_that_never_was_is_refused(version, folder, refused, monkeypat
     """Nothing is guessed."""
     found = manifest.read_manifest(folder)
     monkeypatch.setattr(manifest, "VERSION", version)
-    (folder / manifest.FILE).write_bytes(manifest.manifest_bytes(found))
+    (folder / manifest.MANIFEST).write_bytes(manifest.manifest_bytes(found))
     monkeypatch.undo()
 
     assert "there is no version" in refused()

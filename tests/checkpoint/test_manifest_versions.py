@@ -77,7 +77,7 @@ def test_the_fixture_of_today_is_what_is_written_today(tmp_path):
     names = [sorted(one.name for one in path.iterdir()) for path in (folder, fresh)]
     assert names[0] == names[1]
     for name in names[0]:
-        if name != manifest.FILE:  # it names the eventloop that wrote it
+        if name != manifest.MANIFEST:  # it names the eventloop that wrote it
             assert (folder / name).read_bytes() == (fresh / name).read_bytes()
 
 
@@ -106,7 +106,7 @@ def test_shards_of_version_2_are_still_read(tmp_path, same):
         assert same(read_checkpoint(one).parts, expected)
         assert same(verify(one), FACTS)
     for one in path.iterdir():
-        if one.name != manifest.FILE:  # it names the eventloop that wrote it
+        if one.name != manifest.MANIFEST:  # it names the eventloop that wrote it
             assert one.read_bytes() == (fresh / one.name).read_bytes()
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
-from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.manifest import MANIFEST
 from eventloop.checkpoint.store import Store
 from eventloop.distributed.checkpoint_crew import CrewOfRanks
 from eventloop.errors import CheckpointError
@@ -88,15 +88,15 @@ class Shelf(RemoteFolder):
     def upload(self, name, file, source):
         disk.make_folders(self.path / name)
         target = self.path / name / file
-        part = target.with_suffix(".part") if file == FILE else target
+        part = target.with_suffix(".part") if file == MANIFEST else target
         with disk.NewFile(part) as new:
             new.write(source.read_bytes())
         if part != target:
             disk.rename(part, target)
 
     def remove(self, name):
-        if (self.path / name / FILE).exists():
-            disk.remove_file(self.path / name / FILE)
+        if (self.path / name / MANIFEST).exists():
+            disk.remove_file(self.path / name / MANIFEST)
         disk.remove_tree(self.path / name)
 
 

@@ -79,10 +79,13 @@ def source(tmp_path):
 
 def test_a_public_name_is_defined_once(source):
     """Or a reader has to look which of them an import brings."""
-    folder = source(a="class Draft: ...\ndef _own(): ...", b="def Draft(): ...\ndef _own(): ...")
+    own = "def _own(): ...\nT = TypeVar('T')\n"
+    folder = source(
+        a=f"class Draft: ...\nMOST = 3\n{own}", b=f"def Draft(): ...\nMOST: int = 4\n{own}"
+    )
 
     assert [*LINT["definitions"](folder)] == [
-        f"{folder}: a.py, b.py define Draft; rename all but one"
+        f"{folder}: a.py, b.py define {name}; rename all but one" for name in ("Draft", "MOST")
     ]
 
 

@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, hookimpl
-from eventloop.actions import HOOKS
+from eventloop.actions import ACTIONS
 from eventloop_orca import MainCallback, Orca
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
@@ -227,7 +227,7 @@ def test_conflicts_depend_on_what_the_main_callback_does():
 def test_a_main_callback_owns_what_it_has_methods_for(main, owned, tmp_path):
     """A second owner is then refused by name, and the header tells of this one."""
     with isolated_trainer(tmp_path, algorithms=[Orca(callbacks=[main()])]) as trainer:
-        mine = {name for name in HOOKS if trainer.owner(name).name == "orca"}
+        mine = {name for name in ACTIONS if trainer.owner(name).name == "orca"}
         notes = trainer.notes
 
     assert mine == owned

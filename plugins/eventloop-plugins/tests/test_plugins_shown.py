@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from eventloop.actions import HOOKS as ACTIONS
-from eventloop.events import HOOKS as EVENTS
+from eventloop.actions import ACTIONS
+from eventloop.events import EVENTS_AND_QUESTIONS
 
 HEAD = "from eventloop import hookimpl\n"
 AA = (
@@ -227,7 +227,7 @@ def test_hooks_lists_every_hook(run, clean):
     """The catalogue is made from the declarations, so that a new hook is in it."""
     listed = [one["name"] for one in as_json(run("plugins", "hooks", "--json"))]
 
-    assert listed == [*EVENTS, *ACTIONS]
+    assert listed == [*EVENTS_AND_QUESTIONS, *ACTIONS]
     assert len(run("plugins", "hooks").out.splitlines()) == 1 + len(listed)
 
 
@@ -235,7 +235,7 @@ def test_hooks_writes_the_contract_of_one(run, clean):
     """That is what an author wants to know exactly."""
     out = run("plugins", "hooks", "after_backward").out
 
-    assert EVENTS["after_backward"].doc in out
+    assert EVENTS_AND_QUESTIONS["after_backward"].doc in out
     assert "closes before_backward" in out
     assert run("plugins", "hooks", "after_bakward").err.count("'after_backward'") == 1
     assert "event, at any time" in run("plugins", "hooks", "exception").out

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
-Parts = dict[str, Any]
 _PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
 _SLICED = ("model", "optimizers", "plugins")  # what a rank may hold slices of
 
@@ -51,7 +50,7 @@ _SLICED = ("model", "optimizers", "plugins")  # what a rank may hold slices of
 class Captured(NamedTuple):
     """The content of a checkpoint: nests by name, and a description in JSON values."""
 
-    parts: Parts
+    parts: dict[str, Any]
     facts: dict[str, Any]
 
 
@@ -96,7 +95,7 @@ class Capture:
         saved, left_out = selected(state, hooks, weights, self._left_out)
         _require_own_memory(saved)
         facts = checkpoint_facts(state) | left_out
-        parts: Parts = {
+        parts: dict[str, Any] = {
             "model": saved,
             "optimizers": dict(hooks.capture_optimizers(state)),
             "training": {

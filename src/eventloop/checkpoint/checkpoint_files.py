@@ -18,7 +18,7 @@ from typing import Any
 from eventloop.checkpoint import safetensors_files as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, Tensors, flatten, is_plain
 from eventloop.checkpoint.manifest import (
-    FILE,
+    MANIFEST,
     FileFacts,
     Manifest,
     is_part_name,
@@ -204,8 +204,8 @@ class Draft:
     def write_manifest(self, folder: Path, files: Mapping[str, FileFacts]) -> Manifest:
         """Writes the manifest for the files of all ranks, already on disk; raises OSError."""
         manifest = self._of(files)
-        with disk.NewFile(folder / FILE) as file:
-            self._made.append(folder / FILE)
+        with disk.NewFile(folder / MANIFEST) as file:
+            self._made.append(folder / MANIFEST)
             file.write(_fitting("facts", manifest_bytes, manifest))
         disk.sync_folder(folder)
         return manifest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from eventloop.checkpoint.manifest import BEGINNING, FILE
+from eventloop.checkpoint.manifest import BEGINNING, MANIFEST
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import AnyPlace, Checkpoints, FoundCheckpoint, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 FOLDER = "checkpoints"  # of a run
 _MOST_NAMED = 3
-GROUP = "eventloop.storage"
+STORAGE_GROUP = "eventloop.storage"
 ANY = "*"  # the name of an entry point for all schemes that no other one names
 # What fsspec, which is behind eventloop-remote, has no support for by itself.
 _DRIVERS = {
@@ -107,7 +107,7 @@ def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
 
 def storage_for(url: Url) -> UrlStorage:
     """Imports the storage for a URL; raises UsageError or PluginError without a usable one."""
-    installed = extensions(GROUP)
+    installed = extensions(STORAGE_GROUP)
     named = [one for one in installed if one.name.lower() == url.protocol]
     able = named or [one for one in installed if one.name == ANY]
     if not able:
@@ -269,7 +269,7 @@ def _is_checkpoint(path: Path) -> bool:
     if batch_of(path.name) is not None:
         return True
     try:
-        with OldFile(path / FILE) as file:
+        with OldFile(path / MANIFEST) as file:
             return file.read(len(BEGINNING)) == BEGINNING
     except CorruptFileError:
         return False

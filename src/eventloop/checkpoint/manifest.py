@@ -22,7 +22,7 @@ from eventloop.files.disk import CorruptFileError, OldFile
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Json
 
-FILE = "manifest.json"
+MANIFEST = "manifest.json"
 LEFT_OUT = "left_out"  # the fact that the weights aren't whole: a digest of the others
 FORMAT = "eventloop checkpoint"
 VERSION = 1  # of checkpoints of whole tensors
@@ -82,9 +82,9 @@ class Manifest:
         try:
             facts = restore(self.facts, {})
         except CorruptFileError as damage:
-            raise damage.of(f"{FILE}: facts") from damage
+            raise damage.of(f"{MANIFEST}: facts") from damage
         if not isinstance(facts, dict):
-            raise CorruptFileError(f"{FILE}: facts: they aren't dict")
+            raise CorruptFileError(f"{MANIFEST}: facts: they aren't dict")
         return facts
 
     @property
@@ -98,7 +98,7 @@ def is_part_name(name: str) -> bool:
 
     Upper-case letters aren't allowed, as some file systems ignore case.
     """
-    return bool(_PART.fullmatch(name)) and f"{name}.json" != FILE
+    return bool(_PART.fullmatch(name)) and f"{name}.json" != MANIFEST
 
 
 def shard_name(part: str, rank: int) -> str:
@@ -135,13 +135,13 @@ def read_manifest(folder: Path) -> Manifest:
         CorruptFileError: it is missing, incomplete, or of a newer version.
     """
     try:
-        with OldFile(folder / FILE) as file:
+        with OldFile(folder / MANIFEST) as file:
             if file.num_bytes > bounded_json.MAX_BYTES:
                 raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
             data = file.read(file.num_bytes)
         return parse_manifest(data)
     except CorruptFileError as damage:
-        raise damage.of(FILE) from damage
+        raise damage.of(MANIFEST) from damage
 
 
 def parse_manifest(data: bytes) -> Manifest:

@@ -26,7 +26,6 @@ Item = TypeVar("Item")
 UNDER_WAY = ".tmp-"
 REPLACED = ".was-"
 ALIVE_S = 24 * 3600.0
-
 _NAME = re.compile(
     r"\.(?:tmp|was)-(?P<of>ba[0-9]{8,20})-(?P<id>(?P<machine>[0-9a-f]{8})-(?P<pid>[0-9]{1,10})-[0-9a-f]{8})"
 )

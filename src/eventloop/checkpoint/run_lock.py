@@ -16,7 +16,7 @@ from eventloop.files.run_folder import RunFolder
 from eventloop.fixes import as_set
 from eventloop.safe_text import one_line
 
-MAX_BYTES = 1_000
+_MAX_BYTES = 1_000
 _LOCK = ".lock"
 _HOLDER = ".lock.json"
 
@@ -93,7 +93,7 @@ class RunLock:
     def _taken(self) -> ResumeError:
         """Returns the error that names the holder of the lock, as far as it can be read."""
         try:
-            who = lock_holder(self._files.read(_HOLDER, MAX_BYTES))
+            who = lock_holder(self._files.read(_HOLDER, _MAX_BYTES))
         except OSError:
             who = lock_holder(b"")
         if who == lock_holder(_this_holder()):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 METADATA = "__metadata__"
 SLICES = "slices"  # in the metadata: shape of the whole and offsets by name, as JSON
 MAX_DIMENSIONS = 64
-MAX_ITEMS = 1_000_000  # in the header: eight a tensor with two dimensions
+MAX_HEADER_ITEMS = 1_000_000  # in the header: eight a tensor with two dimensions
 # The names of safetensors, with torch's and the bytes of an entry.
 _DTYPES = {
     "BOOL": ("bool", 1),
@@ -105,7 +105,7 @@ class NewTensors:
         for name, tensor in tensors.items():
             header[name] = _described(tensor, f"{path}: {name}") | {"data_offsets": offsets[name]}
         try:
-            text = bounded_json.to_bytes(header, MAX_ITEMS)
+            text = bounded_json.to_bytes(header, MAX_HEADER_ITEMS)
         except CorruptFileError as error:
             raise CheckpointError(
                 f"{len(tensors):,} tensors can't be saved in {path!r}: {error}",
@@ -207,7 +207,9 @@ def read_header(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):
         raise CorruptFileError(f"it isn't a safetensors file: its header claims {length:,} bytes")
-    value = bounded_json.from_bytes(file.read(length), MAX_ITEMS, "utf-8")  # of other writers
+    value = bounded_json.from_bytes(
+        file.read(length), MAX_HEADER_ITEMS, "utf-8"
+    )  # of other writers
     if not isinstance(value, dict):
         raise CorruptFileError("its header isn't a JSON object")
     metadata = value.pop(METADATA, None)
@@ -258,14 +260,14 @@ def _places_of(slices: Mapping[str, TensorSlice]) -> dict[str, str]:
     if not slices:
         return {}
     bounds = {name: [list(one.shape), list(one.offsets)] for name, one in slices.items()}
-    return {SLICES: bounded_json.to_bytes(bounds, MAX_ITEMS).decode("ascii")}
+    return {SLICES: bounded_json.to_bytes(bounds, MAX_HEADER_ITEMS).decode("ascii")}
 
 
 def _with_places(header: Mapping[str, TensorEntry], metadata: Any) -> dict[str, TensorEntry]:
     text = metadata.get(SLICES) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise CorruptFileError("its header doesn't say where its slices belong")
-    bounds = bounded_json.from_bytes(text.encode("ascii", "replace"), MAX_ITEMS)
+    bounds = bounded_json.from_bytes(text.encode("ascii", "replace"), MAX_HEADER_ITEMS)
     if not isinstance(bounds, dict) or bounds.keys() != header.keys():
         raise CorruptFileError("its header says of other tensors where they belong")
     return {name: _with_slice(name, one, bounds[name]) for name, one in header.items()}

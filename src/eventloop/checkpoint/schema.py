@@ -221,7 +221,7 @@ FEED = keys(
     position=POSITION,
 )
 _SCALAR = meets(lambda one: one.numel() == 1, TENSOR, "a tensor of one number")
-LOSS = keys(
+_LOSS = keys(
     value=optional(_SCALAR),
     total=optional(_SCALAR),
     samples=COUNT,
@@ -229,7 +229,7 @@ LOSS = keys(
     losses=optional(TENSOR),
 )
 RANK = keys(
-    loss=LOSS,
+    loss=_LOSS,
     feed=FEED,
     generators=keys({"device": TENSOR}, host=NAMED, named=by_name(TENSOR)),
     metrics=by_name(keys(num_updates=COUNT, values=by_name(tensor_or_list))),

@@ -11,7 +11,7 @@ from typing import Any
 
 from eventloop.checkpoint import safetensors_files as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
-from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
+from eventloop.checkpoint.manifest import MANIFEST, FileFacts, Manifest, read_manifest
 from eventloop.checkpoint.safetensors_files import Box, TensorEntry
 from eventloop.errors import CheckpointError, TaskError
 from eventloop.files import bounded_json, disk
@@ -131,7 +131,7 @@ def checked_manifest(folder: Path) -> Manifest:
     named = batch_of(folder.name)
     if named is not None and named != manifest.batch:
         raise CorruptFileError(
-            f"{FILE}: it is that of batch {manifest.batch}, the folder's name says {named}"
+            f"{MANIFEST}: it is that of batch {manifest.batch}, the folder's name says {named}"
         )
     manifest.known  # noqa: B018  raises where its facts aren't some
     return manifest
@@ -165,7 +165,7 @@ def refusing_file(path: Path) -> Iterator[None]:
     except CorruptFileError as damage:
         raise TaskError(
             f"the weights in {path} can't be loaded: {damage}",
-            fix="give a file that trainer.export(FILE) or `eventloop fit --export FILE` wrote for this "
+            fix="give a file that trainer.export(MANIFEST) or `eventloop fit --export MANIFEST` wrote for this "
             "model, or the folder of a pretrained one",
         ) from damage
 
@@ -184,7 +184,7 @@ def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile
 def check_size(num_bytes: int, wanted: FileFacts) -> None:
     """Raises CorruptFileError if a file has another size than the manifest says."""
     if num_bytes != wanted.num_bytes:
-        raise CorruptFileError(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
+        raise CorruptFileError(f"it has {num_bytes:,} bytes, {MANIFEST} says {wanted.num_bytes:,}")
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.checkpoint.locations import FOLDER, checkpoint_at
-from eventloop.checkpoint.manifest import FILE, LEFT_OUT
-from eventloop.checkpoint.safetensors_files import MAX_ITEMS, NewTensors, read_header
+from eventloop.checkpoint.manifest import LEFT_OUT, MANIFEST
+from eventloop.checkpoint.safetensors_files import MAX_HEADER_ITEMS, NewTensors, read_header
 from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
 from eventloop.checkpoint.verifying import (
     checked_manifest,
@@ -59,7 +59,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
             if LEFT_OUT in manifest.known:
                 raise CheckpointError(
                     f"{checkpoint.name} isn't exported: it leaves out the weights that the task builds",
-                    fix="export the run's model: `eventloop fit TASK --run-dir RUN --export FILE`",
+                    fix="export the run's model: `eventloop fit TASK --run-dir RUN --export MANIFEST`",
                 )
             if reason := why_passed_over(manifest.known):
                 raise CheckpointError(
@@ -207,7 +207,7 @@ def _in_file(path: Path) -> dict[str, SavedTensor]:
 
 def _is_pretrained(folder: Path) -> bool:
     """Returns whether a folder is a pretrained model: neither a run nor a checkpoint."""
-    if any(os.path.lexists(folder / name) for name in (FILE, FOLDER)):
+    if any(os.path.lexists(folder / name) for name in (MANIFEST, FOLDER)):
         return False
     has_one = (folder / _SINGLE).exists() and (folder / "config.json").exists()
     return has_one or (folder / _INDEX).exists()
@@ -232,7 +232,7 @@ def _file_names_in(index: Path) -> dict[str, str]:
     """Returns the name of the file of each tensor."""
     with refusing_file(index):
         with disk.OldFile(index.resolve()) as file:
-            value = bounded_json.from_bytes(file.read(file.num_left), MAX_ITEMS)
+            value = bounded_json.from_bytes(file.read(file.num_left), MAX_HEADER_ITEMS)
         file_names = value.get("weight_map") if isinstance(value, dict) else None
         if isinstance(file_names, dict) and all(
             isinstance(one, str) and one == Path(one).name for one in file_names.values()

@@ -10,7 +10,7 @@ from torch import Tensor
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
 from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, require_eval_data
-from eventloop.cli.named_checkpoints import BEST
+from eventloop.cli.named_checkpoints import BEST_OPTION
 from eventloop.cli.printing import stdout_to_stderr, write_json, write_table
 from eventloop.trainer import Trainer
 
@@ -19,7 +19,7 @@ COMMAND = Command(
     "Evaluates a task on its eval data, and writes the metrics.",
     (
         WEIGHTS,
-        BEST,
+        BEST_OPTION,
         NOT_STRICT,
         *CHANGES,
         NPROC,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eventloop.checkpoint.weight_files import export_weights
 from eventloop.cli.arguments import Arguments, Command
-from eventloop.cli.named_checkpoints import BEST, one_checkpoint, size_text, words
+from eventloop.cli.named_checkpoints import BEST_OPTION, one_checkpoint, size_text, words
 from eventloop.cli.output_files import require_writable
 from eventloop.cli.printing import write_text
 from eventloop.errors import counted
@@ -18,7 +18,7 @@ COMMAND = Command(
     "task. CHECKPOINT is the folder or URL of a checkpoint, or of a run: then its newest that verifies. "
     "The weights are those that training resumes from; `eventloop fit --export` writes "
     "those that evaluation sees, such as those of an average.",
-    (BEST,),
+    (BEST_OPTION,),
     argument="CHECKPOINT FILE.safetensors",
     takes_plugins=False,
 )
@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> int:
     source, target = words(arguments, COMMAND)
     path = Path(target)
     require_writable(path)
-    with one_checkpoint(source, best=BEST.name in arguments.given) as (checkpoint, place):
+    with one_checkpoint(source, best=BEST_OPTION.name in arguments.given) as (checkpoint, place):
         names, others = export_weights(checkpoint, path)
     size = size_text(path.stat().st_size)
     line = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"

@@ -27,12 +27,13 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
         options: of the task, as set.
     """
     state = trainer.state
+    words = kind_of(state.device).describe()
     yield (
         f"eventloop {eventloop.__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     yield (
-        f"device: {_device(state.device)}, precision {state.precision.name}, "
+        f"device: {state.device}{f' ({words})' * bool(words)}, precision {state.precision.name}, "
         f"seed {state.settings.seed}" + (f", {state.layout}" * (state.world_size > 1))
     )
     yield from trainer.notes
@@ -72,11 +73,6 @@ def _bypassed(trainer: Trainer) -> Iterator[str]:
             f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
             "computes outputs and losses itself"
         )
-
-
-def _device(device: torch.device) -> str:
-    words = kind_of(device).describe()
-    return f"{device} ({words})" if words else str(device)
 
 
 def _plugin_names(trainer: Trainer, role: Role) -> str:

@@ -10,7 +10,7 @@ from eventloop.cli.arguments import Arguments, Command, CommandOption, allowed
 from eventloop.cli.failure_report import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import prepare
-from eventloop.cli.named_checkpoints import BEST, one_checkpoint
+from eventloop.cli.named_checkpoints import BEST_OPTION, one_checkpoint
 from eventloop.cli.output_files import SUFFIX
 from eventloop.cli.printing import write_lines
 from eventloop.errors import TaskError, UsageError, closest
@@ -36,7 +36,7 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
     Raises:
         UsageError: it doesn't exist, or `--not-strict` or `--best` is used without weights.
     """
-    word, is_best = arguments.given.get("weights", ""), BEST.name in arguments.given
+    word, is_best = arguments.given.get("weights", ""), BEST_OPTION.name in arguments.given
     if is_best and not word:
         raise UsageError(
             "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
@@ -112,7 +112,7 @@ def _local_weights(arguments: Arguments) -> Path | None:
 def _weights_line(trainer: Trainer, arguments: Arguments) -> str:
     """Returns the header's line on the weights used."""
     if "weights" in arguments.given:
-        best = ", the best of its checkpoints" if BEST.name in arguments.given else ""
+        best = ", the best of its checkpoints" if BEST_OPTION.name in arguments.given else ""
         return f"weights: {arguments.given['weights']}{best}"
     if trainer.state.clock.batch:
         return "weights: those of the resumed run"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.store import FoundCheckpoint
 
 size_text = filesize.decimal
-BEST = CommandOption(
+BEST_OPTION = CommandOption(
     "best", "", "of a run take the checkpoint of the best evaluation, not the newest"
 )
 

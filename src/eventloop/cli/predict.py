@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
 from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, require_eval_data
-from eventloop.cli.named_checkpoints import BEST
+from eventloop.cli.named_checkpoints import BEST_OPTION
 from eventloop.cli.output_files import output_path
 from eventloop.cli.printing import write_lines
 from eventloop.distributed.exit_status import in_ranks
@@ -26,7 +26,7 @@ COMMAND = Command(
     "Writes the outputs for a task's eval data, in the order of the data.",
     (
         WEIGHTS,
-        BEST,
+        BEST_OPTION,
         NOT_STRICT,
         *CHANGES,
         CommandOption("out", "FILE.safetensors", "where to (default: predictions.safetensors)"),

@@ -15,7 +15,7 @@ from eventloop.signals import Interrupted, Terminated
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
-GROUP = "eventloop.commands"
+COMMAND_GROUP = "eventloop.commands"
 # A module of this package each, imported when its command runs: `eventloop plugins` needs neither
 # torch nor a task.
 COMMANDS = {
@@ -125,7 +125,7 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     from eventloop.plugin.metadata import extensions  # reads metadata: `eventloop fit` needn't
     from eventloop.plugin.name_problems import extension_problems
 
-    found = extensions(GROUP)
+    found = extensions(COMMAND_GROUP)
     return found, extension_problems(found, {"command": COMMANDS})
 
 

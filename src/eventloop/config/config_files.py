@@ -24,7 +24,7 @@ def yaml_layer(path: Path) -> Layer:
     """Reads the file of `--config`; raises SettingError if it isn't YAML, laid out as `[tool.eventloop]`."""
     from eventloop.config import yaml_text
 
-    text = _read(path, max_bytes=yaml_text.MAX_BYTES)
+    text = _read(path, max_bytes=yaml_text.MAX_YAML_BYTES)
     try:
         content = yaml_text.load_yaml(text)
     except yaml_text.YamlTextError as error:

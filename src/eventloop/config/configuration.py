@@ -15,8 +15,8 @@ from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.config.value_sources import (
     SITE_VARIABLE,
-    Kind,
     Layer,
+    SourceKind,
     autoload_of,
     environment_layer,
     example,
@@ -30,7 +30,7 @@ from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
-_HOW_TO_FIX: dict[Kind, str] = {
+_HOW_TO_FIX: dict[SourceKind, str] = {
     "flag": "list the options with `eventloop fit TASK --help`",
     "keyword": "rename the keyword or leave it out",
     "variable": "rename the variable or unset it",
@@ -203,7 +203,7 @@ class Configuration:
                 )
                 yield section, problem
 
-    def _keys(self) -> Iterator[tuple[Kind, str, Value]]:
+    def _keys(self) -> Iterator[tuple[SourceKind, str, Value]]:
         for layer in self.layers:
             for key, value in layer.values.items():
                 yield layer.kind, key, value
@@ -246,7 +246,7 @@ def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:
     return {fold(key): Value(value, "task") for key, value in (settings or {}).items()}
 
 
-def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> SettingError:
+def _unknown(kind: SourceKind, key: str, value: Value, known: Collection[str]) -> SettingError:
     written = spell(key, kind)
     if meant := [spell(one, kind) for one in known if one.rpartition(".")[2] == key]:
         hint = f"; did you mean {' or '.join(meant)}?"
@@ -264,7 +264,9 @@ def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> Sett
     )
 
 
-def _not_installed(kind: Kind, key: str, value: Value, plugins: Collection[str]) -> SettingError:
+def _not_installed(
+    kind: SourceKind, key: str, value: Value, plugins: Collection[str]
+) -> SettingError:
     section = key.partition(".")[0]
     return SettingError(
         f"{spell(key, kind)!r} is for a plugin {section!r}, which isn't installed"
@@ -274,7 +276,7 @@ def _not_installed(kind: Kind, key: str, value: Value, plugins: Collection[str])
     )
 
 
-def _of_an_instance(kind: Kind, key: str, value: Value) -> SettingError:
+def _of_an_instance(kind: SourceKind, key: str, value: Value) -> SettingError:
     section, _, option = key.partition(".")
     return SettingError(
         f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "

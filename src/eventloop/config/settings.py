@@ -13,7 +13,7 @@ from eventloop.config.option_types import Option, convert_value, options_of
 from eventloop.errors import SettingError
 from eventloop.urls import Url, is_url_as_path, place_of
 
-Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
 OnCallbackError = Literal["raise", "disable"]
 OnSaveError = Literal["raise", "continue"]
@@ -84,7 +84,7 @@ class Settings:
     """
 
     max_duration: Time | None = None
-    precision: Precision = "auto"
+    precision: PrecisionName = "auto"
     device: str = "auto"
     seed: int = 0
     seed_samples: bool = True
@@ -120,7 +120,7 @@ class SettingValues(TypedDict, total=False):
     """The settings as a caller can write them, for type checkers; a test compares the two."""
 
     max_duration: str | Time | None
-    precision: Precision
+    precision: PrecisionName
     device: str
     seed: int
     seed_samples: bool

@@ -16,7 +16,7 @@ AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"
 SITE_VARIABLE = "EVENTLOOP_SITE_CONFIG"
 TIMEOUT_VARIABLE = "EVENTLOOP_TIMEOUT_S"
 _NO_SETTINGS = (AUTOLOAD_VARIABLE, SITE_VARIABLE, TIMEOUT_VARIABLE)
-Kind = Literal["flag", "keyword", "variable", "file"]
+SourceKind = Literal["flag", "keyword", "variable", "file"]
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
 
@@ -30,12 +30,12 @@ class Layer:
         rules: a file's rules about plugins, by `KEYS`.
     """
 
-    kind: Kind
+    kind: SourceKind
     values: Mapping[str, Value]
     rules: Mapping[str, Value] = field(default_factory=dict)
 
 
-def spell(key: str, kind: Kind) -> str:
+def spell(key: str, kind: SourceKind) -> str:
     """Formats a folded key as written in a layer of that kind."""
     section = key.partition(".")[0] if "." in key else ""
     if kind == "flag":
@@ -45,7 +45,7 @@ def spell(key: str, kind: Kind) -> str:
     return f"plugins.{key}" if kind == "file" and section not in ("", "task") else key
 
 
-def example(key: str, value: object, kind: Kind) -> str:
+def example(key: str, value: object, kind: SourceKind) -> str:
     """Formats a setting with a value as written in a layer of that kind."""
     if kind == "keyword":
         return f"{key}={json.dumps(value)}"

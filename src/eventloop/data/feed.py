@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
-NOTHING = Count(0, 0)
+_NOTHING = Count(0, 0)
 
 
 class Feed:
@@ -139,7 +139,7 @@ class Feed:
 
     def counted(self, count: Count) -> Count:
         """Returns what the current batch counts for: nothing, if it pads."""
-        return NOTHING if self._is_padding else count
+        return _NOTHING if self._is_padding else count
 
     def end_epoch(self) -> None:
         """Ends the epoch, and drops the rest of it."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
 from eventloop.data.combine import is_map_style
-from eventloop.data.map_style import Passes, copy_with, with_gathers
+from eventloop.data.map_style import LoaderPasses, copy_with, with_gathers
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import collate
@@ -152,7 +152,7 @@ class IterableSource(Source):
         super().__init__(dataloader)
         self._state = LoaderState(dataloader)
         self._order = Order((), getattr(dataloader, "generator", None))
-        self._passes = Passes(to_evaluate(dataloader), self._order)
+        self._passes = LoaderPasses(to_evaluate(dataloader), self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
         self._data = getattr(dataloader, "dataset", dataloader)
         self._built = _counters_of(self._data)

@@ -80,7 +80,7 @@ def training_pass(
         TaskError: the data loader's position would be lost.
     """
     source = source_of(dataloader, processes, seed)
-    if "stateful" in source.kind or not source.suits_any_ranks or is_endless(dataloader):
+    if source.is_stateful or not source.suits_any_ranks or is_endless(dataloader):
         raise TaskError(
             f"a {type(dataloader).__name__} can't be iterated over during training: its position "
             "would be lost",

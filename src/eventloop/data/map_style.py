@@ -63,7 +63,7 @@ class MapStyleSource(Source):
                 parts |= {"dataset": dataset, "collate_fn": collate_fn}
             self.order.marks_repeats = may_draw(dataloader.dataset)
         self._loader = with_gathers(copy_with(dataloader, **parts))
-        self._passes = Passes(self._loader, self.order)
+        self._passes = LoaderPasses(self._loader, self.order)
         size = dataloader.batch_size
         # How many samples a step has; None where the batches are a batch sampler's.
         self._own_step_size: int | None = None if size is None else size * processes.data_world_size
@@ -266,7 +266,7 @@ def iterate(dataloader: Any) -> Iterator[Any]:
     return map(batch_of, indices)
 
 
-class Passes:
+class LoaderPasses:
     """Begins passes over a data loader, with the draws that a run without a stop would make.
 
     At each pass torch's data loader draws a number, the seed of its workers' generators, before it

@@ -33,6 +33,7 @@ class Source:
 
     Attributes:
         kind: of the data loader; a run is resumed with the same kind.
+        is_stateful: whether the data loader keeps its position itself.
         suits_any_ranks: whether its position is the same on all ranks, however many there are.
         has_first: whether `first` returns the first batch of an epoch that was resumed.
         resume_risks: why a resumed run may get other batches, one reason per data loader.
@@ -40,6 +41,7 @@ class Source:
     """
 
     kind = "none"
+    is_stateful = False
     suits_any_ranks = has_first = True
     resume_risks: tuple[str, ...] = ()
     limit: int | None = None
@@ -113,6 +115,7 @@ class StatefulSource(Source):
     """A data loader with `state_dict` and `load_state_dict`, such as torchdata's."""
 
     kind = "stateful"
+    is_stateful = True
     has_first = False
 
     def __init__(self, dataloader: Any) -> None:
@@ -201,6 +204,7 @@ class ZippedSource(Source):
         self._sources = sources
         self.kind = " and ".join(one.kind for one in sources.values())
         self.suits_any_ranks = all(one.suits_any_ranks for one in sources.values())
+        self.is_stateful = any(one.is_stateful for one in sources.values())
         self.has_first = all(one.has_first for one in sources.values())
         self.resume_risks = tuple(risk for one in sources.values() for risk in one.resume_risks)
 
@@ -239,6 +243,7 @@ class CycledSource(Source):
         super().__init__(dataloader)
         self._source = source
         self.kind = f"cycled {source.kind}"
+        self.is_stateful = source.is_stateful
         self.suits_any_ranks = source.suits_any_ranks
         self.resume_risks = source.resume_risks
         self._pass = -1

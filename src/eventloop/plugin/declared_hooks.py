@@ -13,8 +13,7 @@ from eventloop.hook_markers import REMOVED_HOOKS, Hook, declared_hooks, marked_b
 from eventloop.naming import fold
 from eventloop.plugin.plugin_attributes import facts_of, misspelt_facts
 from eventloop.plugin.static_check import static_hooks
-from eventloop.vocabulary import HOOKS as OF_OTHERS
-from eventloop.vocabulary import known_as
+from eventloop.vocabulary import HOOK_WORDS, known_as
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Candidate, Plugin
@@ -50,7 +49,7 @@ class HookTable(dict[str, Hook]):
             return f"; it was {self.removed[name]}"
         if one := self._declared_by_one_off(name):
             return f"; the plugin {one.found.name} declares it, but is off: {one.reason}"
-        return known_as(name, OF_OTHERS, self)
+        return known_as(name, HOOK_WORDS, self)
 
     def _declared_by_one_off(self, name: str) -> Candidate | None:
         return next((one for one in self.off if name in static_hooks(one.found)), None)

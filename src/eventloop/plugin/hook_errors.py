@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import Note, PluginError, a, notes_of
 from eventloop.signals import Interrupted
-from eventloop.training.failed_inputs import ACTIONS, note_input
+from eventloop.training.failed_inputs import INPUT_ACTIONS, note_input
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation
@@ -101,7 +101,7 @@ def _first_argument(frame: FrameType) -> object:
 
 def blame(error: BaseException, one: Implementation, state: State) -> None:
     """Adds a note to an exception, once: its implementation, hook and batch."""
-    if one.hook.name in ACTIONS:
+    if one.hook.name in INPUT_ACTIONS:
         note_input(error, one.hook.name, state)
     if one.plugin.role == "core" or isinstance(error, Interrupted):
         return

@@ -16,11 +16,13 @@ from eventloop.hook_markers import OF_ITSELF, PROJECT, Hook
 from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.plugin_attributes import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin
-from eventloop.vocabulary import HOOKS
+from eventloop.vocabulary import HOOK_WORDS
 
 # What a method of any class may be called stays out: a model has a `train_dataloader`, say.
 CALLED_BY_OTHERS = {
-    name: here for name, here in HOOKS.items() if name.startswith("on_") or name.endswith("_step")
+    name: here
+    for name, here in HOOK_WORDS.items()
+    if name.startswith("on_") or name.endswith("_step")
 }
 
 # What is wrong, how to fix it, and where it is.

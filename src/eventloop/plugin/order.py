@@ -203,14 +203,10 @@ def _key(one: Implementation) -> tuple[int, int, str, str]:
 def _by_default(implementations: Iterable[Implementation]) -> list[Implementation]:
     """Orders implementations of a hook by default, ignoring edges."""
     impls = sorted(implementations, key=_key)
-    if _is_close(impls[0]):
+    if impls[0].hook.name == "close":
         impls.reverse()
         impls.sort(key=lambda one: (-_tier(one), one.phase))
     return impls
-
-
-def _is_close(one: Implementation) -> bool:
-    return one.hook.name == "close"
 
 
 def _edges(impls: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from eventloop.errors import PluginError, closest
-from eventloop.events import HOOKS
+from eventloop.events import EVENTS_AND_QUESTIONS
 from eventloop.hook_markers import Edge, path_of
 from eventloop.naming import fold
 
@@ -29,7 +29,7 @@ def edges_of(rules: Rules, hook: str, closes: str | None = None) -> tuple[Edge, 
         closes: the event that a plugin's hook closes; known for the core's hooks.
     """
     edges: list[Edge] = []
-    closes = HOOKS[hook].closes if hook in HOOKS else closes
+    closes = EVENTS_AND_QUESTIONS[hook].closes if hook in EVENTS_AND_QUESTIONS else closes
     keys = (hook,) if closes else (hook, EVERY_HOOK)
     for order in rules.orders:
         for key in keys:

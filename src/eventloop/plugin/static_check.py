@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.actions import HOOKS as ACTIONS
+from eventloop.actions import ACTIONS
 from eventloop.config.option_types import flag
 from eventloop.errors import closest, text_of
-from eventloop.events import HOOKS as EVENTS
+from eventloop.events import EVENTS_AND_QUESTIONS
 from eventloop.hook_markers import REMOVED_HOOKS
 from eventloop.naming import fold
 from eventloop.plugin.configure import awaited
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.records import Candidate, Found
 
-_HOOKS = {**EVENTS, **ACTIONS}
+_HOOKS = {**EVENTS_AND_QUESTIONS, **ACTIONS}
 _MAX_REDIRECTIONS = 4
 
 

@@ -28,7 +28,7 @@ from eventloop.run.differences import (
     plugin_differences,
     task_differences,
 )
-from eventloop.run.run_manifest import FILE as MANIFEST
+from eventloop.run.run_manifest import RUN_MANIFEST
 from eventloop.run.start_checks import warn_of_resume_risks
 from eventloop.training.resume_point import ResumePoint
 from eventloop.urls import Place, Url, place_of
@@ -237,7 +237,7 @@ def find_start(
         if place is None and other is not None:
             return FromCheckpoint(other, other.path, allowed, ())
         if place is None:
-            left = (storage.run_dir / MANIFEST).is_file()  # files, but no checkpoint
+            left = (storage.run_dir / RUN_MANIFEST).is_file()  # files, but no checkpoint
             begun = f"no checkpoint in {storage.run_dir}, where a run has begun: it starts over"
             return Start(begun if left else "")
         path = local_copy(place, storage, processes)

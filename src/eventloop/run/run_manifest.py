@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from eventloop.run.resume import Start
     from eventloop.state import State
 
-FILE = "manifest.json"
+RUN_MANIFEST = "manifest.json"
 _MOST_OF_A_SCRIPT = 100_000
 _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device", "end")
 
@@ -104,15 +104,17 @@ def write_manifest(
         "resumed": resumed,
         "changes": list(changes),
         "end": None,
-        "earlier_starts": _earlier_starts(read_json(run_dir, FILE)),
+        "earlier_starts": _earlier_starts(read_json(run_dir, RUN_MANIFEST)),
     }
     return _put(now, run_dir)
 
 
 def _put(manifest: Mapping[str, Any], run_dir: Path) -> Path:
-    path = run_dir / FILE
+    path = run_dir / RUN_MANIFEST
     try:
-        RunFolder(run_dir).write(FILE, json.dumps(manifest, indent=2).encode("ascii") + b"\n")
+        RunFolder(run_dir).write(
+            RUN_MANIFEST, json.dumps(manifest, indent=2).encode("ascii") + b"\n"
+        )
     except OSError as error:
         raise EventloopError(
             f"the manifest of the run can't be written to {path}: {error.strerror or error}",
@@ -219,7 +221,7 @@ class RunFile:
     @hookimpl
     def training_end(self, state: State) -> None:
         """Adds how the run ended, and the results on the test sets with the weights used."""
-        if state.rank == 0 and (found := read_json(state.run_dir, FILE)):
+        if state.rank == 0 and (found := read_json(state.run_dir, RUN_MANIFEST)):
             reason, now = state.stop_reason, {"tested": state.manifest.get("tested")}
             end = {"status": status_of(reason), "reason": reason, **state.clock.moment()._asdict()}
             try:
@@ -242,7 +244,7 @@ class RunFile:
             if not state.run_dir.is_dir():
                 return
             # A command has written it into a folder that is new and has one writer.
-            if (state.run_dir / FILE).exists():
+            if (state.run_dir / RUN_MANIFEST).exists():
                 self._is_written = True
                 return
         start, script = self._start, {} if state.manifest["task"] else {"script": _script()}

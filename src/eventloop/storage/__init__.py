@@ -10,8 +10,7 @@ Attributes:
 """
 
 from eventloop.checkpoint.locations import UrlCheckpoints, UrlStorage
-from eventloop.checkpoint.manifest import FILE as MANIFEST
-from eventloop.checkpoint.manifest import Manifest, parse_manifest, read_manifest
+from eventloop.checkpoint.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from eventloop.checkpoint.retention import newest_after, surplus
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import FoundCheckpoint, Store

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 # The actions whose owners are given a batch, or the outputs for one.
-ACTIONS = ("forward", "eval_forward", "predict_forward", "loss")
+INPUT_ACTIONS = ("forward", "eval_forward", "predict_forward", "loss")
 
 
 def note_input(error: BaseException, what: str, state: State) -> None:

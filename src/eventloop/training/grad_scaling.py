@@ -5,7 +5,7 @@ One object for the precisions that need none, one for fp16, with the same method
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +18,9 @@ from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.optimizers import step, wants_closure
 
 if TYPE_CHECKING:
+    from eventloop.plugin.calling import Plan
     from eventloop.state import State
 
-Plan = Callable[..., Any]
 MOST_SKIPPED = 1_000
 # One over it is finite in float32. Halved on and on, the scale would reach 0, and gradients of 0
 # divided by it aren't overflow to torch, but NaN in the weights.

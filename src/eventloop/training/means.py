@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Number = float | Tensor
 _TRAIN = "train/"
-
 # How many losses are added up at once: always the same ones, whenever a checkpoint is saved, so
 # that the last bits of the sum don't depend on that.
 AT_ONCE = 64

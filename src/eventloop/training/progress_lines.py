@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eventloop.clock import Clock, Moment, Time
     from eventloop.view import StateView
 
-MOST_CHARS = 100  # of a name
+_MOST_CHARS = 100  # of a name
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -268,4 +268,4 @@ def clock_time(seconds: float) -> str:
 
 def shortened(name: str) -> str:
     """Shortens a long name by omitting its middle."""
-    return name if len(name) <= MOST_CHARS else f"{name[:60]}...{name[-30:]}"
+    return name if len(name) <= _MOST_CHARS else f"{name[:60]}...{name[-30:]}"
