@@ -20,7 +20,6 @@ from eventloop.checkpoint.schema import (
     each,
     optional,
 )
-from eventloop.data.sampler_state import declares
 from eventloop.rng import get_rng_state, set_rng_state
 from eventloop.training.optimizers import fitting_scheduler
 
@@ -57,26 +56,6 @@ def test_what_a_run_writes_has_its_form():
     CLOCK(STATE, "c")
     optional(BEST, {})({}, "c")
     CLOCK({**STATE, "of a later version": 1}, "c")
-
-
-class _Parent:
-    shared = 1
-
-    def method(self):
-        self._made_later = 2
-
-    @property
-    def asked(self):
-        return 3
-
-
-def test_only_names_that_a_class_sets_are_declared():
-    """A name from a file may be that of a method, or of nothing at all."""
-    made = type("Child", (_Parent,), {})()
-    made.given = 4
-
-    assert all(declares(made, name) for name in ("given", "_made_later"))
-    assert not any(declares(made, name) for name in ("method", "asked", "__class__", "other"))
 
 
 def test_a_scheduler_keeps_its_methods_and_its_optimizer():

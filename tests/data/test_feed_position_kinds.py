@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.data.combine import FirstBatches
@@ -273,79 +273,12 @@ def test_a_position_that_was_loaded_is_saved_again_without_a_draw(kind):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class CountsItsEpochs:
-    """A plain iterable whose order comes from how often it was gone through."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def __iter__(self):
-        self.epoch += 1
-        return iter([torch.tensor([10 * self.epoch + idx]) for idx in range(NUM_BATCHES)])
-
-
-@pytest.mark.parametrize(("stop", "epoch"), [(4, 1), (10, 2)])
-def test_an_iterable_that_counts_its_epochs_starts_anew_and_it_is_said(stop, epoch):
-    """It goes on with its own first epoch, and the run can't know."""
-    anew = rf"read again .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
-    with pytest.warns(UserWarning, match=anew):
-        seen = stopped(CountsItsEpochs, stop=stop)
-
-    assert seen[stop] == (epoch - 1, "tensor([14])")
-
-
-def test_between_epochs_an_iterable_that_counts_them_starts_anew_and_it_is_said():
-    """Nothing is read again there, so that no other warning comes."""
-    feed = feed_of(CountsItsEpochs())
-    epochs(feed, epoch=NUM_EPOCHS - 1)
-    resumed = feed_of(CountsItsEpochs())
-
-    with pytest.warns(
-        UserWarning, match=r"^a CountsItsEpochs can't resume exactly: .* \(epoch=1\)"
-    ):
-        resumed.load_state_dict(feed.state_dict())
-
-
-def test_an_iterable_that_counts_nothing_goes_on_between_epochs_in_silence():
-    """A warning at each start would soon be read by none."""
-    feed = feed_of(Plain())
-    epochs(feed, epoch=NUM_EPOCHS - 1)
-
-    feed_of(Plain()).load_state_dict(feed.state_dict())
-
-
 def test_a_position_shifted_by_one_is_found_out():
     """Control: the comparisons above see a batch that is left out."""
     torch.manual_seed(0), random.seed(0)
     expected, _ = epochs(feed_of(LOADERS["own class"]()))
 
     assert stopped(LOADERS["own class"], stop=4, shift=1) != expected
-
-
-class Interleaving(Sampler):
-    """Draws each index from the generator that the training draws from in between."""
-
-    def __len__(self):
-        return 24
-
-    def __iter__(self):
-        for _ in range(24):
-            yield int(torch.randint(24, ()))
-
-
-def test_an_order_that_cannot_be_drawn_again_is_refused():
-    """The training's draws are part of it; to go on with another order would go unnoticed."""
-    feed = feed_of(DataLoader(Counting(), 4, sampler=Interleaving()))
-    feed.start_epoch(0)
-    for _ in range(3):
-        feed.next()
-        torch.rand(2)
-
-    resumed = feed_of(DataLoader(Counting(), 4, sampler=Interleaving()))
-    with pytest.raises(
-        TaskError, match=r"Interleaving\) isn't the one .* 3 batches were trained on"
-    ):
-        resumed.load_state_dict(feed.state_dict())
 
 
 CHANGES = {
@@ -394,15 +327,6 @@ def test_between_epochs_data_may_change():
     assert not resumed.under_way
 
 
-def test_other_workers_of_a_stream_are_refused_in_mid_epoch():
-    """They give other batches."""
-    feed = feed_of(streaming(0)())
-    epochs(feed, stop=3)
-
-    with pytest.raises(TaskError, match=r"num_workers=0, and .* batches with 2"):
-        feed_of(streaming(2)()).load_state_dict(feed.state_dict())
-
-
 def test_batches_that_come_out_of_order_are_warned_of():
     """Which ones were trained on depends on who was faster."""
 
@@ -440,57 +364,3 @@ def test_loading_draws_nothing_from_the_global_generators(num_workers):
 
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
-
-
-class Wraps:
-    """A loader whose iterator is a generator: its workers' seed is drawn when the first batch is wanted."""
-
-    def __init__(self, num_workers):
-        self.loader = StatefulDataLoader(StatefulStream(), 4, num_workers=num_workers)
-
-    def __iter__(self):
-        for batch in self.loader:
-            yield batch, torch.rand(())
-
-    def state_dict(self):
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state):
-        self.loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_generator_that_begins_once_more_draws_no_other_numbers(num_workers):
-    """The seed of its workers isn't drawn again; what it draws for a batch is drawn as without a stop."""
-    feed = feed_of(Wraps(num_workers))
-    epochs(feed, stop=2)
-    state, rng_state = feed.state_dict(), torch.get_rng_state()
-    whole = [epochs(feed, stop=1), torch.rand(())]
-    resumed = feed_of(Wraps(num_workers))
-    resumed.load_state_dict(state)
-    torch.set_rng_state(rng_state)
-
-    assert [epochs(resumed, stop=1), torch.rand(())] == whole
-
-
-class DrawsASeed(PlainStateful):
-    """As `PlainStateful`, which yields nothing when it was loaded at its end."""
-
-    def __iter__(self):
-        torch.empty((), dtype=torch.int64).random_()
-        yield from super().__iter__()
-
-
-def test_a_loader_that_was_loaded_at_its_end_draws_one_seed_for_the_next_epoch():
-    """It is begun twice: the first time it yields nothing."""
-    feed = feed_of(DrawsASeed())
-    epochs(feed, stop=NUM_BATCHES)
-    assert not feed.has_next()
-    feed.end_epoch()
-    state, rng_state = feed.state_dict(), torch.get_rng_state()
-    whole = [epochs(feed, epoch=1, stop=1), torch.rand(())]
-    resumed = feed_of(DrawsASeed())
-    resumed.load_state_dict(state)
-    torch.set_rng_state(rng_state)
-
-    assert [epochs(resumed, epoch=1, stop=1), torch.rand(())] == whole
