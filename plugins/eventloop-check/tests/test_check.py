@@ -379,6 +379,22 @@ def test_a_question_in_which_an_algorithm_changes_the_run_is_named(act, checked)
     assert finding.what == f"{what}; a question only answers"
 
 
+@pytest.mark.parametrize("act", ["assigns", "draws", "writes", "logs", "stops"])
+@pytest.mark.parametrize("hook", ["unsuitable", "header_note"])
+def test_what_a_plugin_says_about_itself_changes_nothing(hook, act, make_trainer):
+    """A run whose header isn't printed would be another one."""
+    do, what = ACTS[act]
+    teller = make_plugin("teller", **{hook: lambda state: (do(state), None)[1]})
+    check = Check()
+
+    trainer = make_trainer(make_task(), observers=[check], algorithms=[teller])
+    assert not trainer.notes
+
+    (finding,) = check.findings
+    assert finding.who == f"teller (Trainer(algorithms=...)), {hook}"
+    assert finding.what == f"{what}; a collection only answers"
+
+
 @pytest.mark.parametrize("act", ACTS)
 def test_an_event_may_act_and_a_question_may_answer(act, checked):
     """Control: what is named in a question is an algorithm's right in an event."""

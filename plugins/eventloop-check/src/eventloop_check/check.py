@@ -76,7 +76,8 @@ class Check:
 
     In-place writes show in a tensor's version; one into `.data` or through NumPy leaves none.
     Around callbacks, what optimizers hold, training modes and the random generators that all share
-    are compared, too, and around all who answer a question, which may change, log and request nothing.
+    are compared, too, and around all who answer a question, `unsuitable` or `header_note`, which may
+    change, log and request nothing.
     Answers are compared across ranks, each of which then waits for the others.
 
     As a context manager, which `eventloop fit --check` enters, it prints at its end what was found.
@@ -120,17 +121,16 @@ class Check:
         role, hook = one.plugin.role, one.hook.name
         if role == "core" and hook not in _TASK_INSIDE_CORE:
             return one
-        is_question = one.hook.kind == "question"
 
         def given(state: State) -> Any:
-            if role in ("task", "algorithm") or is_question:
+            if role in ("task", "algorithm") or _only_answers(one):
                 return RecordedState(state, functools.partial(self._found_change, one, state))
             return state
 
         seen = with_context(
             one, lambda state: self._stretch(one, state), in_halves=True, given=given
         )
-        return self._compared(seen) if is_question else seen
+        return self._compared(seen) if one.hook.kind == "question" else seen
 
     def _compared(self, one: Implementation) -> Implementation:
         """Returns the implementation of a question with its answers compared across ranks."""
@@ -152,7 +152,7 @@ class Check:
     @contextmanager
     def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
         """Compares before and after a stretch of an implementation's own code."""
-        everything = one.plugin.role == "callback" or one.hook.kind == "question"
+        everything = one.plugin.role == "callback" or _only_answers(one)
         before = StateSnapshot(state, everything=everything) if one.plugin.role != "core" else None
         in_step = state.batch is not None and state.eval_name is None and one.hook.per != "run"
         self._under_way.append((one, state))
@@ -165,10 +165,11 @@ class Check:
                 self._found_change(one, state, verb, part)
 
     def _found_change(self, one: Implementation, state: Any, verb: str, part: Part) -> None:
-        is_question = one.hook.kind == "question"
-        if is_question or one.plugin.role == "callback":
+        if _only_answers(one) or one.plugin.role == "callback":
             whose = "state's " if part.attribute else ""
-            rule = "question only answers" if is_question else "callback may only watch"
+            rule = (
+                f"{one.hook.kind} only answers" if _only_answers(one) else "callback may only watch"
+            )
             self._found("write", one, state, f"{verb} {whose}{part}; a {rule}", one.where)
         elif verb != "called":
             how = part.attribute if verb == "assigned" else f"{part.attribute} (in place)"
@@ -214,6 +215,12 @@ class RecordedState:
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._state, name, value)
         self._found("assigned", Part(name))
+
+
+def _only_answers(one: Implementation) -> bool:
+    """Whether a hook may change nothing: a question, or what the core asks a plugin about itself."""
+    is_of_itself = one.hook.kind == "collection" and not one.hook.declared_by
+    return is_of_itself or one.hook.kind == "question"
 
 
 def _is_torchs_own() -> bool:
