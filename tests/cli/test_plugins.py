@@ -189,19 +189,6 @@ def packages(install, site):
     return site
 
 
-def test_a_module_of_a_namespace_of_any_depth_is_looked_at(run, packages):
-    """Python looks for the parents of a namespace among what is imported, and nothing is."""
-    other_plugin(packages, "deep", "space_a.space_b.space_c.module")
-    other_plugin(packages, "gone", "space_a.space_b.space_d.module")
-    (packages / "space_a" / "space_b" / "space_d" / "module.py").unlink()
-
-    rows = {one["name"]: one for one in json.loads(run("plugins", "list", "--json").out)}
-
-    assert rows["deep"]["status"] == "active"
-    assert rows["gone"]["status"] == "problem"
-    assert rows["aa-test"]["status"] == "active"
-
-
 def test_a_wheel_on_the_path_is_a_plugin_like_another(run, packages, tmp_path, monkeypatch):
     """Its files aren't there by themselves, and its code can be imported all the same."""
     other_plugin(tmp_path / "built", "zipped", "zipped_module", HEARS)

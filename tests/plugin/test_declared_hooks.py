@@ -194,31 +194,6 @@ def test_a_persons_order_counts_for_a_plugins_hook(plugin):
     assert [one.plugin.name for one in assembly.implementations["ema_moved"]] == ["b", "a"]
 
 
-def test_every_counts_once_however_often_the_hook_is_called(make_trainer):
-    """A hook of the core's fires once a batch; a plugin's may be called any number of times."""
-
-    class Calls(Ema):
-        """Calls twice a batch."""
-
-        @hookimpl
-        def batch_end(self, state):
-            state.call("ema_moved", 0.9)
-            state.call("ema_moved", 0.9)
-
-    class Sometimes:
-        """Listens now and then."""
-
-        heard = []
-
-        @hookimpl(every="2ba")
-        def ema_moved(self, state):
-            self.heard.append(state.clock.batch)
-
-    make_trainer(algorithms=[Calls()], callbacks=[Sometimes()], max_duration="5ba").fit()
-
-    assert Sometimes.heard == [2, 4]
-
-
 def test_a_plugins_hook_is_traced_and_blamed(make_trainer, make_plugin):
     """The failure of a plugin within another's call is its own."""
     called = []

@@ -282,31 +282,6 @@ def test_a_plugin_may_look_at_a_batch_before_it_is_trained_on(make_trainer, make
     assert len(recorder.seen) == 2 * len(looks.found) == 6
 
 
-def test_every_runs_once_for_each_multiple(make_trainer):
-    """On the first call after it was crossed, from the clock alone."""
-
-    class Sometimes:
-        """Listens now and then."""
-
-        def __init__(self):
-            self.heard = []
-
-        @hookimpl(every="2ba")
-        def batch_end(self, state):
-            self.heard.append(("batch_end", state.clock.batch))
-
-        @hookimpl(every="2ba")
-        def before_forward(self, state):
-            self.heard.append(("before_forward", state.clock.batch))
-
-    sometimes = Sometimes()
-    make_trainer(callbacks=[sometimes], max_duration="5ba", microbatch_size=2).fit()
-
-    assert sometimes.heard == [
-        ("batch_end", 2), ("before_forward", 2), ("batch_end", 4), ("before_forward", 4),
-    ]  # fmt: skip
-
-
 def test_a_callback_that_swallows_an_exception_is_named(make_trainer, make_plugin):
     """It may only watch, and a failure that nobody sees is not watching."""
 
