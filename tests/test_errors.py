@@ -139,3 +139,13 @@ def test_the_first_line_has_what_a_worker_of_a_data_loader_raised():
         "ValueError: image 33 is corrupt (Caught ValueError in DataLoader worker"
     )
     assert summary(ValueError("a: b\nValueError: c")) == "ValueError: a: b"
+
+
+def test_frames_of_cplusplus_come_last():
+    """What happened and what to do is read first; torch's errors may have a screen of frames."""
+    frames = "Exception raised from load at x.cpp:1 (most recent call first):\nframe #0: f + 0x1"
+
+    error = EventloopError(f"it can't be loaded: bad size\n{frames}", fix="give another")
+
+    assert str(error) == f"it can't be loaded: bad size\n  fix  give another\n{frames}"
+    assert error.what == "it can't be loaded: bad size"

@@ -168,7 +168,7 @@ MUTANTS = {
         "checkpoint/retention.py",
         "[:num_newest]",
         "[: num_newest + 1]",
-        "checkpoint/test_saver.py",
+        "checkpoint/test_retention.py",
     ),
     "a time that is reached has passed": Mutant(
         "clock.py",

@@ -1,6 +1,6 @@
 """CorruptFileError to the checkpoint of a run: the one before is gone on from, and the damaged one is named.
 
-`tests/checkpoint/test_checkpoint_files_damage.py` does the same to the format alone, byte by byte.
+`tests/checkpoint/test_verifying.py` does the same to the format alone, byte by byte.
 """
 
 from __future__ import annotations

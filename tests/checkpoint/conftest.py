@@ -7,14 +7,17 @@ import re
 import struct
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from eventloop.checkpoint.store import Store
+from eventloop.training.tensor_slices import TensorSlice
+from eventloop_testing.ranks import crew_of_threads
 
 
 @pytest.fixture
@@ -37,6 +40,87 @@ def parts() -> dict[str, Any]:
 def store(tmp_path: Path) -> Store:
     """A store whose folder isn't there yet."""
     return Store(tmp_path / "run" / "checkpoints")
+
+
+@pytest.fixture
+def three(store: Store, parts: dict[str, Any]) -> Store:
+    """A store with the checkpoints of batches 1, 2 and 3."""
+    for batch in (1, 2, 3):
+        store.save(batch, parts, {"batch": batch})
+    return store
+
+
+@pytest.fixture
+def slices() -> type[Slices]:
+    """What ranks save in slices, and how."""
+    return Slices
+
+
+class Slices:
+    """Saves checkpoints as many ranks do, each the slices that it holds."""
+
+    facts: ClassVar = {"moment": {"batch": 3}}
+    whole: ClassVar = {
+        "model": {
+            "wide": torch.arange(35.0).view(7, 5),
+            "buffer": torch.tensor([1, 2, 3]),
+            "short": torch.arange(2.0).bfloat16(),
+        },
+        "optimizers": {
+            "adam": {
+                "state": {0: {"step": torch.tensor(4.0), "mean": -torch.arange(35.0).view(7, 5)}}
+            }
+        },
+    }
+
+    @classmethod
+    def cut(cls, nest: Any, rank: int, world_size: int, dim: int = 0) -> Any:
+        """Returns what a rank holds: even shares of what has two dimensions, along one of them."""
+        if isinstance(nest, dict):
+            return {key: cls.cut(one, rank, world_size, dim) for key, one in nest.items()}
+        if nest.ndim < 2 and nest.dtype != torch.bfloat16:
+            return nest
+        along = min(dim, nest.ndim - 1)
+        size = -(-nest.shape[along] // world_size)
+        start = min(rank * size, nest.shape[along])
+        part = nest.narrow(along, start, min(size, nest.shape[along] - start))
+        offsets = [0] * nest.ndim
+        offsets[along] = start
+        return TensorSlice(part, tuple(nest.shape), tuple(offsets))
+
+    @classmethod
+    def parts_of(
+        cls, rank: int, world_size: int, dim: int = 0, whole: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns what a rank saves."""
+        whole = whole or cls.whole
+        parts = {name: cls.cut(part, rank, world_size, dim) for name, part in whole.items()}
+        own = {f"rank{rank}": {"generator": [rank, 7]}}
+        return parts | own | ({"training": {"batches": 3}} if rank == 0 else {})
+
+    @classmethod
+    def save(
+        cls,
+        store: Store,
+        world_size: int = 4,
+        batch: int = 3,
+        parts_of: Callable[[int], dict[str, Any]] | None = None,
+        **given: Any,
+    ) -> Path:
+        """Saves on threads, one a rank; returns rank 0's path, or raises what it raised.
+
+        Args:
+            parts_of: returns what a rank saves; `given` is for that of this class.
+        """
+        crew = crew_of_threads(world_size)
+
+        def save_one(rank: int) -> Path:
+            parts = parts_of(rank) if parts_of else cls.parts_of(rank, world_size, **given)
+            return store.save(batch, parts, cls.facts, crew[rank])
+
+        with ThreadPoolExecutor(world_size) as pool:
+            futures = [pool.submit(save_one, rank) for rank in range(world_size)]
+        return next(one.result() for one in futures)
 
 
 @pytest.fixture(scope="session")

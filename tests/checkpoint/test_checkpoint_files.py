@@ -11,7 +11,6 @@ import torch
 import eventloop
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify, write_checkpoint
-from eventloop.checkpoint.verifying import batch_of, name_of
 from eventloop.errors import CheckpointError
 
 FACTS = {"loss": float("nan"), "eval": {"test": {"accuracy": 0.5}}, "steps": (1, 2)}
@@ -102,14 +101,6 @@ def test_a_checkpoint_of_no_run_may_stand_anywhere(parts, tmp_path):
     write_checkpoint(tmp_path / "a" / "b", {}, {})
 
     assert read_checkpoint(tmp_path / "a" / "b").batch is None
-
-
-def test_names_of_folders_say_the_batch():
-    """And nothing else has one."""
-    assert name_of(1200) == "ba00001200"
-    assert [batch_of(name_of(batch)) for batch in (0, 7, 10**12)] == [0, 7, 10**12]
-    for name in ["ba1200", "ba000001200", ".tmp-ba00001200-a", "ba00001200-a", "ba", "xba00001200"]:
-        assert batch_of(name) is None
 
 
 # What can't be saved

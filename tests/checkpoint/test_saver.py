@@ -67,16 +67,6 @@ def test_a_plugin_may_ask_for_one(tmp_path):
     assert saved(tmp_path) == [2]
 
 
-def test_the_newest_are_kept(tmp_path):
-    """Disks are finite."""
-    given = {"checkpoint_interval": "1ba", "checkpoint_keep": 3, "max_duration": "2ep"}
-
-    with isolated_trainer(tmp_path, **given) as trainer:
-        trainer.fit()
-
-    assert saved(tmp_path) == [4, 5, 6]
-
-
 def test_the_best_is_saved_when_it_comes_and_kept(tmp_path):
     """It may come between two that are due."""
     given = {"checkpoint_interval": "1ep", "checkpoint_keep": 1, "eval_interval": "1ba"}
@@ -267,20 +257,6 @@ def test_parameters_that_no_batch_has_shaped_yet_delay_the_first(tmp_path):
         trainer.fit()
 
     assert saved(tmp_path) == [3]
-
-
-@pytest.mark.about_cpu  # where no copy is made
-def test_a_tensor_that_could_not_be_loaded_is_not_saved(tmp_path):
-    """Entries that share memory can't be written into."""
-
-    def model():
-        made = nn.Linear(3, 3)
-        made.register_buffer("scale", torch.ones(1).expand(3))
-        return made
-
-    with isolated_trainer(tmp_path, tiny_task(model=model), checkpoint_interval="1ep") as trainer:
-        with pytest.raises(CheckpointError, match="'scale' of the model can't be saved"):
-            trainer.fit()
 
 
 def test_a_file_in_the_way_is_named(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventloop.errors import SettingError
+from eventloop.errors import EventloopError, SettingError
 from eventloop.files import run_folder as files
 from eventloop.files.run_folder import why_no_file, why_no_folder
 
@@ -53,3 +53,10 @@ def test_the_folder_that_nobody_chose_is_looked_at_too(make_trainer, clean, no_r
     """runs/ is made where the process stands."""
     with pytest.raises(SettingError, match=r"run_dir: nothing can be written in 'runs/task/"):
         make_trainer()
+
+
+@pytest.mark.parametrize("name", ["a" * 5_000, "/".join(["a" * 100] * 60), "a\0b"])
+def test_a_folder_with_an_impossible_name_is_an_error(name, make_trainer, tmp_path):
+    """The operating system says why."""
+    with pytest.raises(EventloopError, match=r"fix"):
+        make_trainer(run_dir=tmp_path / name)

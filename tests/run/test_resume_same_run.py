@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
 import shutil
 import sys
@@ -15,7 +14,6 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 
 from eventloop import ResumeError, Task, Trainer, TrainerBuilder, schedules
-from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.run.differences import NOTHING, Allowed
@@ -343,36 +341,6 @@ def test_an_older_checkpoint_of_the_same_run_is_refused(run, clean):
         run(resume=str(clean / "out" / "checkpoints" / "ba00000003"))
 
 
-# Without metrics, for which a process imports torchmetrics.
-BARE = """
-import torch
-from eventloop import Task, Trainer
-
-trainer = Trainer(
-    Task(
-        model=lambda: torch.nn.Linear(3, 3),
-        loss=torch.nn.functional.cross_entropy,
-        train_dataloader=[(torch.ones(4, 3), torch.ones(4).long())] * 3,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    ),
-    device="cpu", run_dir="out", max_duration="1ep", autoload=False,
-)
-"""
-
-
-def test_a_second_process_in_the_folder_is_refused(clean, run_python):
-    """They would write over each other."""
-    exec(BARE, first := {})
-    with first["trainer"] as trainer:
-        trainer.fit("1ba")
-        done = run_python(f"{BARE}trainer.fit()")
-
-    import platform
-
-    assert "ResumeError: another process trains in out" in done.stderr
-    assert f"process {os.getpid()} on '{platform.node()}'" in done.stderr
-
-
 def test_a_trainer_that_was_overtaken_is_refused(run, clean):
     """Another process has trained on between its construction and its fit."""
     run("1ba")
@@ -445,26 +413,6 @@ def test_a_run_that_goes_on_holds_no_second_model(run, monkeypatch):
     assert trainer.notes
 
 
-def test_a_worker_that_outlives_its_run_locks_nobody_out(tmp_path):
-    """Processes that load data end seconds after the training was killed."""
-    outlives, end = os.pipe()
-    pid = os.fork()
-    if not pid:
-        RunLock(tmp_path).acquire()
-        if not os.fork():
-            os.close(end)
-            os.read(outlives, 1)
-        os._exit(0)
-    os.close(outlives)
-    os.waitpid(pid, 0)
-
-    lock = RunLock(tmp_path)
-    lock.acquire()
-
-    lock.release()
-    os.close(end)
-
-
 def test_a_run_may_stand_for_its_newest_checkpoint(run, clean):
     """As in `eventloop checkpoints`."""
     run("4ba")
@@ -478,16 +426,6 @@ def test_a_folder_that_is_not_there_is_told_of(run, clean):
     """Not of a manifest in it."""
     with pytest.raises(UsageError, match="there is no folder 'nope'"):
         run("5ba", resume="nope")
-
-
-def test_a_second_trainer_of_one_process_is_told_so(run, clean):
-    """In a notebook the first one is still open."""
-    given = {"device": "cpu", "run_dir": clean / "out", "max_duration": "1ep"}
-    with Trainer(tiny_task(), **given) as first, Trainer(tiny_task(), **given) as second:
-        first.fit("1ba")
-
-        with pytest.raises(ResumeError, match="another Trainer of this process trains in"):
-            second.fit()
 
 
 def test_a_folder_whose_checkpoints_are_gone_is_told_of(run, clean):

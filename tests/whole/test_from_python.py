@@ -267,42 +267,6 @@ def test_broadcasting_that_is_meant_and_other_warnings_pass(make_trainer):
     assert [one[0] for one in warnings.filters] == [one[0] for one in filters]
 
 
-def draws(name, folder, until, **given):
-    """Trains on this rank; returns what a generator of all ranks and one of this rank draw."""
-    drawn = []
-
-    class Noise:
-        @hookimpl
-        def before_train_batch(self, state):
-            for alike in (True, False):
-                generator = state.generator("noise", alike=alike)
-                drawn.append(torch.rand(1, generator=generator).item())
-
-    with Trainer(tiny_task(), algorithms=[Noise()], device="cpu", autoload=False,
-                 run_dir=Path(folder) / name, max_duration="3ep", **given) as trainer:  # fmt: skip
-        trainer.fit(until=until)
-    return drawn[::2], drawn[1::2]
-
-
-def test_a_generator_may_draw_alike_on_all_ranks(tmp_path):
-    """Noise on weights that differs by rank would let the ranks drift apart."""
-    (alike, own), (other_alike, other_own) = run_ranks(draws, "run", tmp_path, "2ep")
-
-    assert alike == other_alike
-    assert own[0] != other_own[0]
-    assert alike[0] != own[0]
-
-
-def test_a_generator_that_is_alike_stays_so_when_a_rank_is_new(tmp_path):
-    """One rank began the run, two go on with it: the second takes the first one's place in it."""
-    alone, _ = draws("run", tmp_path, "1ep")
-
-    (alike, _), (other, _) = run_ranks(draws, "run", tmp_path, "2ep")
-
-    assert alike == other
-    assert not set(alike) & set(alone)
-
-
 class Prints:
     """A callback that is given functions."""
 

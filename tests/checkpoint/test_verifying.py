@@ -1,4 +1,4 @@
-"""CorruptFileError of every kind: found before anything is used, named, and the checkpoint before is taken."""
+"""Damage of every kind is found before anything is used, named, and the checkpoint before is taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
-from eventloop.checkpoint.verifying import examine
+from eventloop.checkpoint.verifying import batch_of, examine, name_of
 from eventloop.errors import CheckpointError
 from eventloop.files.disk import CorruptFileError
 
@@ -161,3 +161,11 @@ def test_sizes_alone_are_looked_at_without_digests(newest):
     (newest / "clock.json").write_bytes(data[:-1])
     with pytest.raises(CorruptFileError, match=r"clock.json: it has .* bytes, manifest.json says"):
         examine(newest, digests=False)
+
+
+def test_names_of_folders_say_the_batch():
+    """And nothing else has one."""
+    assert name_of(1200) == "ba00001200"
+    assert [batch_of(name_of(batch)) for batch in (0, 7, 10**12)] == [0, 7, 10**12]
+    for name in ["ba1200", "ba000001200", ".tmp-ba00001200-a", "ba00001200-a", "ba", "xba00001200"]:
+        assert batch_of(name) is None
