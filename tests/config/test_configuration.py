@@ -97,71 +97,6 @@ def test_dashes_case_and_underscores_are_one(tmp_path):
     assert configuration.settings().max_duration == Time("3ep")
 
 
-def test_the_nearest_pyproject_upwards_counts(files):
-    """Commands are run from subfolders too."""
-    (files / "deep" / "er").mkdir(parents=True)
-
-    configuration = read(files / "deep" / "er")
-
-    assert configuration.setting("seed") == 5
-    assert (
-        configuration.setting_values()["seed"].source.replace("\\", "/") == "../../pyproject.toml"
-    )
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
-def test_an_empty_config_file_says_nothing(tmp_path, text):
-    """A template with everything commented out is not a mistake."""
-    (tmp_path / "run.yaml").write_text(text)
-
-    assert read(tmp_path, config_file=tmp_path / "run.yaml").settings() is not None
-
-
-@pytest.mark.parametrize("name", ["run.yaml", "pyproject.toml"])
-def test_a_file_from_windows_is_read(tmp_path, name):
-    """Editors there write a byte order mark and other line endings."""
-    text = "seed: 9\n" if name == "run.yaml" else "[tool.eventloop]\nseed = 9\n"
-    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
-    config_file = tmp_path / name if name == "run.yaml" else None
-
-    assert read(tmp_path, config_file=config_file).setting("seed") == 9
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"- a\n", "should hold names with values"),
-        (b"task: 3\n", "task should hold names with values, not 3"),
-        (b"plugins: [mixup]\n", "plugins should hold"),
-        (b"a: [", "can't be read as YAML"),
-        (b"\xff\xfe", "can't be read as text"),
-        (b"seed: 1\nSEED: 2\n", "'SEED' is given twice"),
-    ],
-)
-def test_a_config_file_of_another_form_is_refused_by_name(tmp_path, content, message):
-    """The file is the user's to fix, so the message names it."""
-    (tmp_path / "run.yaml").write_bytes(content)
-
-    text = refusal(read, tmp_path, config_file=tmp_path / "run.yaml")
-
-    assert message in text
-    assert "run.yaml" in text
-
-
-def test_a_config_file_that_does_not_exist_is_refused_with_the_closest(files):
-    """A misspelt path is the most common mistake."""
-    text = refusal(read, files, config_file=files / "rnu.yaml")
-
-    assert "the closest is 'run.yaml'" in text
-
-
-def test_a_pyproject_that_is_no_toml_is_refused(tmp_path):
-    """Going on without it would train with other settings."""
-    (tmp_path / "pyproject.toml").write_text("[tool\n")
-
-    assert "can't be read as TOML" in refusal(read, tmp_path)
-
-
 def test_all_wrong_settings_are_told_at_once(tmp_path):
     """Mending one mistake a run is slow."""
     configuration = read(tmp_path, {"seed": "x", "microbatch_size": "0", "max_durtion": "1ep"})
@@ -274,18 +209,3 @@ def test_plugins_that_watch_can_be_loaded_alone(tmp_path):
 
     assert configuration.choice.autoload == configuration.settings().autoload == "callbacks"
     assert configuration.choice.autoload_reason == "autoload=callbacks, Trainer(...)"
-
-
-def test_an_empty_variable_counts_as_unset(tmp_path):
-    """`EVENTLOOP_SEED= eventloop fit ...` is how a shell takes one away."""
-    configuration = read(tmp_path, environ={"EVENTLOOP_SEED": "", "EVENTLOOP_MIXUP__ALPHA": ""})
-
-    assert configuration.setting("seed") == 0
-    assert configuration.section("mixup") == {}
-
-
-def test_autoload_that_is_neither_true_nor_false_is_refused(tmp_path):
-    """It decides which code runs."""
-    text = refusal(read, tmp_path, environ={"EVENTLOOP_AUTOLOAD": "perhaps"})
-
-    assert "'perhaps' is neither true nor false" in text

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.naming import fold
@@ -150,55 +147,6 @@ def test_without_plugins_the_project_requires_none_but_the_site_does(statuses):
 
     assert actual["ema"] == "autoload=false, Trainer(...)"
     assert by_site["ema"].startswith("required, ")
-
-
-def test_owners_are_merged_and_the_site_has_the_last_word(read_configuration):
-    """Tables are merged entry by entry, as those of options."""
-    rules = read_configuration(
-        'owners = {loss = "a", forward = "a"}', site='owners = {loss = "task"}'
-    ).rules
-
-    assert {action: value.value for action, value in rules.owners.items()} == {
-        "loss": "task",
-        "forward": "a",
-    }
-    assert Path(rules.owners["loss"].source).name == "site.toml"
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        'disable = "mixup"',
-        "allow = [1]",
-        'disable = ["mixup", "Mix-Up", "mixup"]',
-        'required = ["ema=>1"]',
-        'required = ["ema @ https://x"]',
-        'order = ["ema"]',
-        'order = {all = "ema"}',
-        "owners = {loss = 1}",
-    ],
-)
-@pytest.mark.parametrize("origin", ["project", "site"])
-def test_a_rule_of_another_form_is_refused(read_configuration, rule, origin):
-    """With where it stands, and how to write it."""
-    message = refusal(SettingError, read_configuration, **{origin: rule})
-
-    assert "fix" in message
-    assert ("site.toml" if origin == "site" else "pyproject.toml") in message
-
-
-def test_a_site_file_holds_rules_alone(read_configuration):
-    """A default that everything overrules would be no rule."""
-    assert "'seed'" in refusal(SettingError, read_configuration, site="seed = 1")
-
-
-def test_a_site_file_that_is_not_there_is_an_error(monkeypatch, tmp_path):
-    """Its rules would be gone without a word."""
-    environ = {"EVENTLOOP_SITE_CONFIG": str(tmp_path / "nosuch.toml")}
-
-    message = refusal(SettingError, Configuration.read, environ=environ, directory=tmp_path)
-
-    assert "EVENTLOOP_SITE_CONFIG" in message
 
 
 def test_rules_are_no_settings(read_configuration):
