@@ -232,17 +232,3 @@ def test_an_algorithm_may_move_the_end_of_a_fit(end, batches, make_trainer, make
     assert trainer.state.clock.batch == batches
     assert trainer.state.stop_reason is None
     assert set(seen) == {end}
-
-
-def test_an_end_that_is_moved_to_what_is_done_trains_nothing(make_trainer, make_plugin):
-    """Not one more batch, and no epoch that begins and doesn't end."""
-
-    def move(state):
-        state.until = Time("1ep")
-
-    trainer = make_trainer(algorithms=[make_plugin(fit_start=move)], max_duration="2ep")
-
-    trainer.fit()
-    trainer.fit()
-
-    assert trainer.state.clock.moment()[:2] == (1, 3)

@@ -236,17 +236,3 @@ def test_a_resumed_run_does_not_save_the_batch_that_it_was_saved_at(
     first, second = (names.split() for names in " ".join(saved).split("2ba"))
     assert len(set(first)) == len(first)
     assert not set(first) & set(second)
-
-
-@pytest.mark.parametrize("hook", ["training_start", "fit_start"])
-def test_a_run_that_is_stopped_before_its_first_batch_trains_on_none(
-    hook, make_trainer, make_plugin
-):
-    """A plugin that finds nothing to do there isn't given a batch first."""
-    stops = make_plugin(**{hook: lambda state: state.request_stop("enough")})
-    trainer = make_trainer(callbacks=[stops])
-
-    trainer.fit()
-
-    assert trainer.state.clock.batch == 0
-    assert str(trainer.state.stop_reason) == "enough"

@@ -28,15 +28,6 @@ def test_an_empty_train_loader_is_refused(loader, make_trainer, make_task):
         trainer.fit()
 
 
-@pytest.mark.parametrize("batch", [torch.zeros(4, 3), (torch.zeros(4, 3),) * 3, [torch.zeros(4)]])
-def test_a_batch_that_is_no_pair_is_refused_by_the_default_forward(batch, make_trainer, make_task):
-    """Which of three tensors the model wants is the task's knowledge."""
-    trainer = make_trainer(make_task(train_dataloader=[batch]))
-
-    with pytest.raises(TaskError, match=r"can't be split into inputs and targets[\s\S]*forward="):
-        trainer.fit()
-
-
 def test_a_mapping_without_labels_can_not_be_a_loss(make_trainer, make_task):
     """Its targets stand under "labels"."""
     task = make_task(train_dataloader=[{"input": torch.zeros(4, 3), "label": torch.zeros(4)}],
@@ -47,14 +38,6 @@ def test_a_mapping_without_labels_can_not_be_a_loss(make_trainer, make_task):
 
     assert "a batch of dict with 'input', 'label'" in str(caught.value)
     assert "call 'label' 'labels' in the data set or collate_fn" in str(caught.value)
-
-
-def test_a_task_without_a_loss_needs_a_model_that_has_one(make_trainer, make_task):
-    """The message names both ways."""
-    with pytest.raises(
-        TaskError, match=r"no loss, and the model's \w*Tensor has no .loss[\s\S]*loss="
-    ):
-        make_trainer(make_task(loss=None)).fit()
 
 
 def test_a_model_without_memory_is_refused(make_trainer, make_task):

@@ -16,8 +16,7 @@ from eventloop import Allowed, hookimpl
 from eventloop.checkpoint.locations import checkpoint_at
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError, NonFiniteError, ResumeError
-from eventloop_testing import isolated_trainer, run_ranks, tiny_task
-from eventloop_testing.case import tiny_batches
+from eventloop_testing import isolated_trainer, run_ranks
 
 LENGTH = 12  # batches; a checkpoint is saved after every fourth
 
@@ -149,54 +148,6 @@ def test_one_that_isnt_finite_is_never_the_best(trainer_of, tmp_path):
 
     assert known["batch"] < 6
     assert known["batch"] in marked(tmp_path / "run")
-
-
-def test_buffers_and_frozen_parameters_may_hold_infinities(trainer_of, tmp_path):
-    """A mask of attention does, and is not a fault."""
-
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(3, 3)
-            self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
-            self.frozen = nn.Parameter(torch.tensor([math.inf]), requires_grad=False)
-
-        def forward(self, inputs):
-            return self.body(inputs)
-
-    task = tiny_task(model=Masked)
-    with isolated_trainer(tmp_path, task, checkpoint_interval="1ba") as trainer:
-        trainer.fit()
-        trainer.export(tmp_path / "model.safetensors")
-
-    assert set(marked(tmp_path / "run").values()) == {""}
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_weights_of_any_kind_are_looked_at(dtype, tmp_path):
-    """In half precision a sum would overflow where no entry does."""
-
-    def train(last: float):
-        def make():
-            model = nn.Linear(3, 3).to(dtype)
-            nn.init.constant_(model.bias, last)
-            return model
-
-        batches = [(inputs.to(dtype), targets) for inputs, targets in tiny_batches()]
-        task = tiny_task(
-            model=make,
-            loss=lambda outputs, _: (outputs.nan_to_num(0, 0, 0) * 0).sum(),
-            train_dataloader=batches,
-            eval_dataloaders=None,
-            metrics=None,
-        )
-        given = {"precision": "fp32", "run_dir": tmp_path / str(last)}
-        with isolated_trainer(tmp_path, task, **given) as trainer:
-            trainer.fit()
-
-    train(torch.finfo(dtype).max)
-    with pytest.raises(NonFiniteError, match="'bias' is the first"):
-        train(math.inf)
 
 
 def test_a_named_checkpoint_that_isnt_finite_is_refused_unless_bad_losses_are_ignored(
