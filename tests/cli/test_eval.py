@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 
 def test_metrics_are_a_table(run, tiny):
     """A row for each eval set and metric."""
@@ -50,40 +48,6 @@ def test_a_run_is_evaluated_though_it_was_begun_otherwise(run, tiny):
     assert f"test/accuracy {metrics['test']['accuracy']:.4g}" in fit.out
 
 
-def test_weights_that_do_not_exist_are_wrong_usage(run, tiny):
-    """The check comes before the task is built."""
-    ran = run("eval", "tiny.py", "--weights", "m.safetensors")
-
-    assert ran.status == 2
-    assert "there is no file 'm.safetensors'" in ran.err
-
-
-def test_weights_that_fit_in_part_are_evaluated_where_that_is_asked_for(run, tiny):
-    """A backbone, say; what the file lacks is told of."""
-    run("fit", "tiny.py", "--no-plugins", "--export", "m.safetensors")
-    code = (tiny / "tiny.py").read_text()
-    (tiny / "more.py").write_text(code.replace("Linear(3, hidden_size),", "Linear(3, hidden_size),"
-                                               " torch.nn.Linear(4, 4),"))  # fmt: skip
-    argv = ("eval", "more.py", "--no-plugins", "--weights", "m.safetensors")
-
-    strict = run(*argv)
-
-    assert strict.status == 1
-    assert "can't be loaded" in strict.err
-    with pytest.warns(
-        UserWarning, match=r"lacks 2 weights of the model, left as built: '2\.weight'"
-    ):
-        assert run(*argv, "--not-strict").status == 1  # the second layer has another shape
-
-
-def test_not_strict_of_no_weights_is_wrong_usage(run, tiny):
-    """It would have no effect."""
-    ran = run("eval", "tiny.py", "--not-strict")
-
-    assert ran.status == 2
-    assert "no --weights" in ran.err
-
-
 def test_a_checkpoint_that_does_not_verify_is_not_evaluated(run, tiny):
     """Its exit status is told from that of a run that failed."""
     run("fit", "tiny.py", "--no-plugins", "--run-dir", "run")
@@ -117,55 +81,6 @@ def test_json_is_json_whatever_a_plugin_prints(run, tiny, install):
     assert set(json.loads(ran.out)) == {"test", "valid"}
     assert "hello" in ran.err
     assert "evaluating" in ran.err
-
-
-@pytest.fixture
-def followed(run, tiny):
-    """A run of which the first evaluation is the best: the loss falls, and the highest is wanted."""
-    ran = run("fit", "tiny.py", "--no-plugins", "--run-dir", "there", "--checkpoint-best",
-              "max test/loss", "--checkpoint-keep", "1")  # fmt: skip
-    assert ran.status == 0, ran.err
-
-
-def test_the_best_checkpoint_of_a_run_is_evaluated_where_that_is_asked_for(run, followed):
-    """Not the newest, which the folder of a run stands for."""
-    argv = ("eval", "tiny.py", "--no-plugins", "--json", "--weights")
-
-    newest, best, first = (
-        json.loads(run(*argv, *rest).out)
-        for rest in (("there",), ("there", "--best"), ("there/checkpoints/ba00000003",))
-    )
-
-    assert best == first
-    assert best["test"]["loss"] > newest["test"]["loss"]
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--best"], "--best, but no --weights"),
-        (["--best", "--weights", "other"], "no checkpoint of 'other' is said to be of the best"),
-    ],
-)
-def test_where_no_best_is_known_that_is_told(given, told, run, tiny):
-    """The newest in its place would be a wrong number."""
-    assert run("fit", "tiny.py", "--no-plugins", "--run-dir", "other").status == 0
-
-    ran = run("eval", "tiny.py", "--no-plugins", *given)
-
-    assert (ran.status, told in ran.err) == (2, True)
-
-
-@pytest.mark.parametrize("command", ["eval", "predict"])
-def test_the_header_says_which_weights_these_are(command, run, followed):
-    """A number of weights that nothing has trained is none of the run."""
-    argv = (command, "tiny.py", "--no-plugins")
-
-    assert "weights: as the task builds them, not trained here" in run(*argv).out
-    assert "weights: there\n" in run(*argv, "--weights", "there").out
-    assert "weights: there, the best" in run(*argv, "--weights", "there", "--best").out
-    assert "weights: those of the resumed run" in run(*argv, "--run-dir", "there",
-                                                           "--allow-config-change").out  # fmt: skip
 
 
 def test_the_best_checkpoint_is_marked_in_the_list(run, followed):

@@ -87,15 +87,6 @@ def test_a_plugin_from_a_file_takes_part_with_its_options(run, tiny):
     assert "watch ./watch.py:Watch (x=7)" in ran.out
 
 
-def test_the_header_marks_what_nobody_asked_for(run, install, tiny):
-    """It is on only because something else needed it."""
-    install("aa-test", requested=False)
-
-    ran = run("fit", "tiny.py", *QUICK[:-2])
-
-    assert "aa-test 1.0 [dependency]" in ran.out
-
-
 @pytest.fixture
 def locked(run, install, tiny):
     """A project with a lock on one plugin."""
@@ -142,16 +133,6 @@ def test_another_version_differs_from_the_lock(run, locked, tmp_path):
     assert ran.status == 1
     assert '-version = "1.0"' in ran.err
     assert '+version = "1.1"' in ran.err
-
-
-def test_the_header_says_what_a_plugin_does_instead_of_the_task(run, install, tiny):
-    """Installed, it replaces the task's optimizer, and nobody should have to guess."""
-    install("aa-test", OPTIMIZER)
-
-    ran = run("fit", "tiny.py", "--max-duration", "1ba", "--no-plugins", "-p", "aa-test")
-
-    assert ran.status == 0, ran.err
-    assert "build_optimizers: aa-test, instead of the task's" in ran.out
 
 
 def test_the_header_says_when_owners_decided_and_over_whom(run, two):
@@ -270,21 +251,6 @@ def test_a_misspelt_rule_is_refused_with_the_closest(run, tiny):
 def test_an_option_at_its_default_is_no_difference_from_the_lock(run, locked):
     """Whoever types the default trains what was locked."""
     assert run("fit", "tiny.py", *QUICK[:-2], "--aa-test.lr", "0.1").status == 0
-
-
-def test_the_header_gives_a_reason_once(tiny, run, install):
-    """With --no-plugins every line of it would be the same words."""
-    install("aa-test")
-    install("bb-test")
-
-    line = next(
-        one
-        for one in run("fit", "tiny.py", "--no-plugins").out.splitlines()
-        if one.startswith("off: ")
-    )
-
-    assert "aa-test, bb-test" in line
-    assert line.count("(--no-plugins)") == 1
 
 
 @pytest.mark.parametrize("answer", ["None", "1 / 0"])

@@ -54,23 +54,6 @@ class Plugin:
 """
 
 
-@pytest.mark.parametrize(
-    ("flags", "plugin"),
-    [
-        (["--dry-run"], "algorithms: limit-batches --dry-run"),
-        (["--overfit-batches", "1"], "algorithms: overfit --overfit-batches"),
-        (["--limit-eval-batches", "1"], "algorithms: limit-batches --limit-eval-batches"),
-        (
-            ["--limit-train-batches", "1", "--limit-eval-batches", "1"],
-            "algorithms: limit-batches --limit-train-batches --limit-eval-batches",
-        ),
-    ],
-)
-def test_the_header_names_the_flag_of_what_a_flag_adds(flags, plugin, run, tiny, temporary):
-    """Nobody who typed it has called Trainer."""
-    assert plugin in run(*FIT, *flags).out.splitlines()
-
-
 def test_overfitting_evaluates_on_what_it_trains_on(run, tiny):
     """The numbers are those of the batches that are learnt."""
     ran = run(*FIT, "--overfit-batches", "1", "--max-duration", "20ep")

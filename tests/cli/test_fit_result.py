@@ -66,12 +66,3 @@ def test_a_number_that_is_not_finite_is_null(result, tiny):
 def test_a_dry_run_says_which_metrics_there_are(result):
     """So that a wrong name is found before hours are spent."""
     assert "test/accuracy" in result("--dry-run")["metrics"]
-
-
-def test_a_result_that_cannot_be_written_stops_nothing_late(run, tiny):
-    """The folder is looked for before anything is trained."""
-    ran = run("fit", "tiny.py", *OFF, "--result", "nowhere/r.json")
-
-    assert ran.status == 2
-    assert "there is no folder 'nowhere'" in ran.err
-    assert ran.out == ""
