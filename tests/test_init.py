@@ -41,8 +41,7 @@ def imported(run_python, statement: str) -> set[str]:
 @pytest.mark.parametrize("statement", ["import eventloop", "from eventloop import hookimpl, Time",
                                        "from eventloop.events import EVENTS",
                                        "from eventloop.plugin.metadata import discover",
-                                       "import eventloop.cli",
-                                       "from eventloop.toolbox import UNITS, RunFolder, closest, replace_file, switch_off"])  # fmt: skip
+                                       "import eventloop.cli"])  # fmt: skip
 def test_importing_does_not_import_torch(statement, run_python):
     """The command answers, and plugins are discovered, in the time that torch takes to load."""
     assert not imported(run_python, statement) & {"torch", "numpy", "torchmetrics", "jsonargparse"}

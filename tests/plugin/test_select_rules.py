@@ -7,7 +7,6 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
-from eventloop.naming import fold
 from eventloop.plugin.records import Found, Plugin
 from eventloop.plugin.select import object_problems, problems_of, select
 
@@ -166,7 +165,6 @@ def test_a_flag_can_not_name_a_rule(read_configuration):
 def test_names_are_folded(statuses):
     """As everywhere."""
     assert statuses('disable = ["MIXUP"]')["mixup"].startswith("disable")
-    assert fold("A-b") == "a_b"
 
 
 def test_what_is_handed_over_in_python_obeys_the_site(read_configuration):
