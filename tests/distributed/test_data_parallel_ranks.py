@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric, SumMetric
 
-from eventloop import Task, TaskError, hookimpl, rank_zero_first
+from eventloop import Task, TaskError, hookimpl
 from eventloop.distributed import join_processes
 from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 from eventloop_testing.ranks import RankError
@@ -238,43 +237,6 @@ def test_one_name_is_never_averaged_into_another(tmp_path, names, at, message):
         run_ranks(fit, timeout_s=30)
 
 
-class Stream(IterableDataset):
-    def __init__(self, num_batches):
-        self.num_batches = num_batches
-
-    def __iter__(self):
-        return iter([(X[:4], Y[:4])] * self.num_batches)
-
-
-def streams(rank):
-    return DataLoader(Stream(2 + rank), batch_size=None)
-
-
-def test_data_that_only_itself_can_split_is_named(tmp_path):
-    """Whether it does can't be known; if it doesn't, every rank silently repeats the work of the others."""
-    listed, streamed = [(X[:4], Y[:4])] * 2, streams(0)
-
-    def notes(train, evaluation):
-        task = tiny_task(train_dataloader=train, eval_dataloaders={"test": evaluation})
-        with isolated_trainer(tmp_path, task) as trainer:
-            return trainer.notes
-
-    (note,), _ = run_ranks(lambda: notes(streamed, listed))
-    (both,), _ = run_ranks(lambda: notes((one for one in listed), streamed))
-    nothing, _ = run_ranks(lambda: notes(listed, DataLoader(TensorDataset(X, Y), 4)))
-
-    assert note.startswith("data: eventloop can't split train over the ranks")
-    assert "islice(samples, state.data_rank, None, state.data_world_size)" in note
-    assert "can't split train, eval/test over" in both
-    assert nothing == ()
-
-
-def test_shapes_that_no_rank_knows_yet_are_refused(fit):
-    """A lazy layer has none before its first batch: nothing could be compared, nor exchanged."""
-    with pytest.raises(RankError, match=r"TaskError: the shape of 'weight' isn't known before"):
-        run_ranks(fit, task={"model": lambda: nn.LazyLinear(3)})
-
-
 def test_fewer_samples_than_ranks_are_refused(fit):
     """A rank without a sample has nothing to train on."""
     task = {"train_dataloader": DataLoader(TensorDataset(X[:1], Y[:1]))}
@@ -337,36 +299,6 @@ def test_what_one_rank_asks_for_all_do_a_batch_later(tmp_path):
             return trainer.state.clock.batch, trainer.state.stop_reason, saves.at
 
     assert run_ranks(run) == [(3, "rank 1 is tired", [3])] * 2
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("settings", r"their settings differ[\s\S]*clip_norm: 1\.0 on rank 0, 2\.0 on rank 1"),
-        ("plugins", r"their plugins differ[\s\S]*saves"),
-        (
-            "model",
-            r"their models differ[\s\S]*weight float32\[3, 3\] on rank 0, weight float32\[4, 3\]",
-        ),
-    ],
-)
-def test_ranks_that_would_train_different_things_stop(tmp_path, what, message):
-    """Before the first step, with what differs."""
-
-    def run():
-        rank = int(os.environ["RANK"])
-        task = Task(
-            model=lambda: nn.Linear(3, 3 + rank * (what == "model")),
-            loss=cross_entropy,
-            train_dataloader=[(X[:4], Y[:4])] * 4,
-            optimizer=OPTIMIZERS["sgd"],
-        )
-        plugins = [Saves()] if what == "plugins" and rank else []
-        clip_norm = 1.0 + rank * (what == "settings")
-        isolated_trainer(tmp_path, task, algorithms=plugins, clip_norm=clip_norm)
-
-    with pytest.raises(RankError, match=message):
-        run_ranks(run)
 
 
 def test_a_parameter_unused_on_one_rank_is_named(tmp_path):
@@ -445,50 +377,3 @@ def test_what_all_ranks_have_alike_is_not_sent(values, num_sent):
         assert sent == num_sent
         assert not is_shared or values[0] is None
         assert first == values[0]
-
-
-def test_the_first_rank_prepares_what_all_read(tmp_path):
-    """The others find it there."""
-
-    def prepare():
-        file, rank = tmp_path / "cache", os.environ["RANK"]
-        for _ in range(20):
-            with rank_zero_first():
-                found = file.exists()
-                assert found == (rank != "0")
-                if rank == "0":
-                    file.touch()
-            run_together()
-            if rank == "0":
-                file.unlink()
-            run_together()
-        return True
-
-    def run_together():
-        torch.distributed.barrier()
-
-    assert run_ranks(prepare, world_size=3) == [True] * 3
-
-
-class Exchanges:
-    """Notes before each backward whether it will exchange gradients."""
-
-    name = "exchanges"
-
-    def __init__(self):
-        self.seen = []
-
-    @hookimpl
-    def before_backward(self, state):
-        self.seen.append(state.wrapped_model.require_backward_grad_sync)
-
-
-def test_gradients_are_exchanged_on_the_last_microbatch_alone(fit):
-    """Three exchanges of four would be work for nothing; the weights are the same."""
-
-    def run():
-        exchanges = Exchanges()
-        fit(8, plugins=[exchanges], microbatch_size=2, max_duration="2ba")
-        return exchanges.seen
-
-    assert run_ranks(run) == [[False, False, False, True] * 2] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -27,7 +26,7 @@ from eventloop import (
     TrainerBuilder,
     hookimpl,
 )
-from eventloop_testing import run_ranks, tiny_task
+from eventloop_testing import tiny_task
 
 PAIRS = [(torch.ones(4, 3), torch.zeros(4, 1))] * 2
 
@@ -278,24 +277,6 @@ class Prints:
     @hookimpl
     def batch_end(self, state):
         self.write(state.clock.batch)
-
-
-def test_functions_may_differ_between_ranks(clean):
-    """A rank prints and the others don't; what a function does isn't known by its name."""
-
-    def train():
-        is_first = os.environ["RANK"] == "0"
-        writes = [].append if is_first else repr
-        given = {"also": [writes], "by_name": {"a": writes}} if is_first else {"write": writes}
-        with Trainer(tiny_task(), callbacks=[Prints(**given)], device="cpu", autoload=False,
-                     max_duration="1ba") as trainer:  # fmt: skip
-            trainer.fit()
-            return trainer.state.manifest["plugins"][0]["options"]
-
-    assert run_ranks(train) == [
-        {"also": ["list.append"], "by_name": {"a": "list.append"}},
-        {"write": "repr", "by_name": {}},
-    ]
 
 
 def test_a_result_is_curves_in_a_notebook(make_trainer):
