@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import random
 import socket
 
-import numpy
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer
 from eventloop.errors import EventloopError, SettingError, TaskError
@@ -118,92 +115,6 @@ def test_a_setting_that_does_not_fit_is_refused_with_its_name(given, message, ma
         make_trainer(**given)
 
 
-def test_everything_that_draws_is_seeded(make_trainer, make_plugin):
-    """Python, NumPy and torch, before the model is built."""
-    drawn = []
-
-    def draw():
-        drawn.append((random.random(), numpy.random.rand(), torch.rand(()).item()))
-
-    for seed in (5, 5, 6):
-        make_trainer(algorithms=[make_plugin(init=draw)], seed=seed)
-
-    assert drawn[0] == drawn[1]
-    assert not set(drawn[0]) & set(drawn[2])
-
-
-def test_close_comes_once_in_reverse(make_trainer, make_plugin):
-    """What was opened last is closed first: callbacks before algorithms, the task last."""
-    closed = []
-
-    def closer(name):
-        return make_plugin(name, close=lambda: closed.append(name))
-
-    with make_trainer(
-        algorithms=[closer("b"), closer("a")], callbacks=[closer("d"), closer("c")]
-    ) as trainer:
-        pass
-    trainer.close()
-
-    assert closed == ["d", "c", "b", "a"]
-
-
-def test_every_plugin_is_closed_whatever_another_raises(make_trainer, make_plugin):
-    """A file that is left open loses its last lines."""
-    closed = []
-
-    def fail():
-        raise OSError("disk full")
-
-    trainer = make_trainer(
-        algorithms=[make_plugin("a", close=lambda: closed.append("a"))],
-        callbacks=[make_plugin("b", close=fail), make_plugin("c", close=fail)],
-    )
-
-    with pytest.raises(OSError, match="disk full") as caught:
-        trainer.close()
-
-    assert closed == ["a"]
-    assert "raised by plugin c" in caught.value.__notes__[0]
-    assert "then also: OSError: disk full" in "".join(caught.value.__notes__)
-
-
-def test_a_constructor_that_fails_closes(make_trainer, make_task, make_recorder):
-    """A plugin may have opened something at `init`."""
-    recorder = make_recorder()
-
-    def fail(model):
-        raise RuntimeError("no optimizer today")
-
-    with pytest.raises(RuntimeError, match="no optimizer today") as caught:
-        make_trainer(make_task(optimizer=fail), algorithms=[recorder])
-
-    assert recorder.seen == ["init", "exception", "close"]
-    assert caught.tb  # holds the trainer, so that nothing was closed by the garbage collector
-
-
-def test_an_exception_is_told_to_all_and_keeps_its_type(make_trainer, make_plugin, make_recorder):
-    """Whatever a plugin does when it is told, the cause is what the caller sees."""
-
-    def fail(state):
-        raise ValueError("cause")
-
-    def fail_again(state, error):
-        raise KeyError("consequence")
-
-    recorder = make_recorder(["exception"], name="z")
-    bad = make_plugin("bad", batch_end=fail, exception=fail_again)
-
-    with pytest.raises(ValueError, match="cause") as caught:
-        make_trainer(algorithms=[bad, recorder]).fit()
-
-    notes = "\n".join(caught.value.__notes__)
-    assert recorder.seen == ["exception"]
-    assert "raised by plugin bad (Trainer(algorithms=...)) in batch_end, epoch 0, batch 1" in notes
-    assert "leave the plugin out of `algorithms=[...]`" in notes
-    assert "then also: KeyError: 'consequence'" in notes
-
-
 AT_EXIT = """
 import sys, torch
 from eventloop import Task, Trainer, hookimpl
@@ -283,35 +194,6 @@ def test_a_file_that_holds_no_weights_is_refused(content, make_trainer, clean):
         make_trainer().load_weights(path)
 
 
-def test_fit_gives_metrics_history_and_folder(make_trainer, make_task, make_batches, clean):
-    """What a script prints or plots."""
-    task = make_task(
-        eval_dataloaders={"valid": make_batches(2), "test": make_batches(1)},
-        metrics={"accuracy": MulticlassAccuracy(3)},
-    )
-    result = make_trainer(task, max_duration="2ep", run_dir=clean / "here").fit()
-
-    names = ["valid/accuracy", "test/accuracy"]
-    assert {name: list(found) for name, found in result.metrics.items()} == {
-        "valid": ["accuracy", "loss"], "test": ["accuracy", "loss"]
-    }  # fmt: skip
-    assert [(row["epoch"], row["batch"]) for row in result.history] == [(1, 3), (2, 6)]
-    assert all(set(names) | {"train/loss"} <= row.keys() for row in result.history)
-    assert result.history[-1][names[0]] == result.metrics["valid"]["accuracy"].item()
-    assert result.run_dir == clean / "here"
-
-
-def test_the_end_of_a_fit_without_evaluation_stands_in_the_history(make_trainer):
-    """A row for each evaluation, and for the end of each fit."""
-    trainer = make_trainer()
-
-    trainer.fit(until="1ba")
-    history = trainer.fit().history
-
-    assert [row["batch"] for row in history] == [1, 3]
-    assert all(isinstance(row["train/loss"], float) for row in history)
-
-
 def test_each_run_has_a_folder_of_its_own_and_makes_none(make_trainer, clean):
     """Whoever writes the first file makes it."""
     trainers = [make_trainer(Task(model=nn.Linear(1, 1), name="digits")) for _ in range(8)]
@@ -374,17 +256,6 @@ def test_a_port_that_is_taken_is_told_of(make_trainer, monkeypatch):
 
         with pytest.raises(EventloopError, match=r"fix  set MASTER_PORT to a free port"):
             make_trainer()
-
-
-@pytest.mark.parametrize(("note", "said"), [("two layers", ("made: two layers",)), ("", ()),
-                                            (None, ())])  # fmt: skip
-def test_the_note_of_a_plugin_is_told(note, said, make_trainer, make_plugin):
-    """What it did to the model stands in the header."""
-    plugin = make_plugin(header_note=lambda: note)
-
-    trainer = make_trainer(algorithms=[plugin], gc_interval=None)
-
-    assert trainer.notes == said
 
 
 def test_the_loss_of_a_task_can_be_called_by_plugins(make_trainer, make_task):

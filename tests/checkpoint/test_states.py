@@ -10,10 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from eventloop import (
-    Trainer,
-    hookimpl,
-)
+from eventloop import Trainer, hookimpl
 from eventloop.checkpoint.states import UnreadTensor, unread
 from eventloop.checkpoint.weight_files import saved_weights_at
 from eventloop_testing import run_ranks, tiny_task

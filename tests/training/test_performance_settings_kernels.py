@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.config.settings import Settings
-from eventloop.run.runtime import features_of
-from eventloop.training.performance_settings import ChannelsLast, Deterministic, TunedConvolutions
-from eventloop.training.precision import Precision
+from eventloop.training.performance_settings import Deterministic, TunedConvolutions
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -171,21 +168,3 @@ def test_the_first_layer_of_a_3d_model_stays(make_trainer, make_task):
     trainer.fit()
 
     assert trainer.notes == ("channels_last: 1 convolution, because of bf16",)
-
-
-@pytest.mark.parametrize(
-    ("given", "device", "expected"),
-    [
-        ({"gc_interval": None}, "cpu", []),
-        ({"gc_interval": None}, "cuda", [TunedConvolutions, ChannelsLast]),
-        ({"gc_interval": None, "deterministic": True}, "cuda", [Deterministic]),
-    ],
-)
-def test_a_run_has_the_features_that_it_asks_for(given, device, expected):
-    """What nobody asked for isn't there, and costs nothing."""
-    device = torch.device(device)
-    precision = Precision("fp32" if device.type == "cpu" else "bf16", device)
-
-    features = features_of(Settings(**given), device, precision)
-
-    assert [type(one) for one in features] == expected

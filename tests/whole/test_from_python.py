@@ -266,56 +266,6 @@ def test_broadcasting_that_is_meant_and_other_warnings_pass(make_trainer):
     assert [one[0] for one in warnings.filters] == [one[0] for one in filters]
 
 
-class Prints:
-    """A callback that is given functions."""
-
-    def __init__(self, write=print, *, also=(), by_name=None) -> None:
-        self.write = write
-        self.also = list(also)
-        self.by_name = dict(by_name or {})
-
-    @hookimpl
-    def batch_end(self, state):
-        self.write(state.clock.batch)
-
-
-def test_a_result_is_curves_in_a_notebook(make_trainer):
-    """One for each number, as its history has it; names are text, not HTML."""
-    result = make_trainer(tiny_task(), max_duration="3ep").fit()
-    result.history[-1]["<b>"] = float("nan")
-
-    html = result._repr_html_()
-
-    names = {name for row in result.history for name in row} - {
-        "epoch",
-        "batch",
-        "sample",
-        "token",
-        "seconds",
-    }
-    assert html.count("<polyline") == len(names) >= 2
-    assert f"train/loss <b>{result.history[-1]['train/loss']:.4g}</b>" in html
-    assert "&lt;b&gt; <b>nan</b>" in html
-
-
-def test_a_trainer_is_the_table_of_its_plugins_in_a_notebook(make_trainer):
-    """Those that take part in order, then those that don't, with the reason; all of it is text."""
-    trainer = make_trainer(tiny_task(), callbacks=[Prints(by_name={"<b>": 1})])
-
-    html = trainer._repr_html_()
-
-    rows = [row.partition("</tr>")[0] for row in html.split("<tr")[2:]]
-    assert len(rows) == len(trainer.plugins) + len(trainer.off) > 2
-    assert [one.name in row for one, row in zip(trainer.plugins, rows, strict=False)].count(
-        False
-    ) == 0
-    assert "by_name={&#x27;&lt;b&gt;&#x27;: 1}" in html
-    assert "<b>" not in html
-    for one, row in zip(trainer.off, rows[len(trainer.plugins) :], strict=True):
-        assert one.found.name in row
-        assert f"off: {one.reason}" in row
-
-
 @pytest.mark.parametrize("other", [[1.0, 3.0], [[1.0, 2.0]]], ids=["values", "shape"])
 def test_a_tensor_among_options_is_compared(make_trainer, tmp_path, other):
     """Weights of classes, say: a run that went on with others would be another run."""
