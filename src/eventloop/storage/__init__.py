@@ -5,7 +5,7 @@ An entry point's name is a URL scheme, such as `s3`, or `*` for all other scheme
 
 Attributes:
     ALONE: The crew of a single rank.
-        MANIFEST: The name of the file that is written last.
+    MANIFEST: The name of the file that is written last.
     MAX_MANIFEST_BYTES: The largest size of a manifest.
 """
 
