@@ -326,6 +326,44 @@ def test_the_core_imports_no_plugin():
     assert {name: importers_of(name) for name in packages} == {name: set() for name in packages}
 
 
+# Tests
+
+
+def untested(source: Path, tests: Path) -> list[str]:
+    """Returns the modules without a test file of their name; those of less than 15 lines need none."""
+    missing = []
+    for path in sorted(source.rglob("*.py")):
+        place = path.relative_to(source)
+        # The test of the longest name that fits: `test_order_rules.py` tests `order_rules`, not `order`.
+        modules = [one.stem.strip("_") for one in path.parent.glob("*.py")]
+        files = [f"{one.stem}_" for one in (tests / place.parent).glob("test_*.py")]
+        subjects = {
+            max((one for one in modules if file.startswith(f"test_{one}_")), key=len, default="")
+            for file in files
+        }
+        if path.stem.strip("_") not in subjects and len(path.read_text().splitlines()) >= 15:
+            missing.append(place.as_posix())
+    return missing
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    """Who changes a module finds its tests, and sees which of its claims nothing holds yet."""
+    assert untested(SOURCE / "eventloop", ROOT / "tests") == []
+
+
+def test_a_module_without_tests_would_be_found(tmp_path):
+    """Control."""
+    source, tests = tmp_path / "src", tmp_path / "tests"
+    for name in ("plugin/order", "plugin/order_rules", "plugin/__init__", "loop"):
+        path = source / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("pass\n" * (14 if name == "loop" else 15))
+    (tests / "plugin").mkdir(parents=True)
+    (tests / "plugin" / "test_order_rules_of_a_site.py").touch()
+
+    assert untested(source, tests) == ["plugin/__init__.py", "plugin/order.py"]
+
+
 # Words and names
 
 
