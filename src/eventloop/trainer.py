@@ -32,7 +32,7 @@ from eventloop.errors import (
     keep,
 )
 from eventloop.fixes import allowing, as_set
-from eventloop.plugin.lock_digests import first_runs
+from eventloop.plugin.known_algorithms import first_runs
 from eventloop.run.differences import NOTHING, Allowed
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table

@@ -18,7 +18,7 @@ from eventloop.cli.printing import write_lines
 from eventloop.distributed.exit_status import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.trainer import Trainer
-from eventloop.training.weights import save_tensors
+from eventloop.training.weight_export import save_tensors
 
 _MOST_SHOWN = 10
 COMMAND = Command(

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from eventloop.devices.device_kind import Accelerator, DeviceKind
+from eventloop.devices.device_kind import Accelerator, Cuda, DeviceKind
 from eventloop.errors import SettingError
 
 __all__ = ["DeviceKind", "choose_device", "collective_backends", "kind_of", "opened_accelerator"]
@@ -21,8 +21,6 @@ def kind_of(device: torch.device) -> DeviceKind:
     """Returns what a device can do."""
     if device.type in ("cpu", "meta"):
         return DeviceKind(device)
-    from eventloop.devices.cuda import Cuda  # no other device needs it
-
     return (Cuda if device.type == "cuda" else Accelerator)(device)
 
 

@@ -1,30 +1,22 @@
-"""Where a project's lock is, its digests, and which algorithms have run; its text is eventloop-plugins'."""
+"""Where a project's lock is, and its digests; its text is eventloop-plugins'."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.config.config_files import find_pyproject
-from eventloop.errors import Wording
-from eventloop.files import disk
-from eventloop.fixes import shell, switch_off
 from eventloop.naming import fold
-from eventloop.plugin.records import Plugin
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Ordered
     from eventloop.plugin.records import Found
 
 NAME = "eventloop.lock"
-FOLDER, FILE = ".eventloop", "algorithms.json"
-# What has been said already where nothing can be written.
-_SAID: set[tuple[Path | None, str]] = set()
 
 
 def lock_path(directory: Path) -> Path:
@@ -107,51 +99,3 @@ def is_editable(found: Found) -> bool:
         return bool(origin["dir_info"]["editable"])
     except (ValueError, KeyError, TypeError):  # it has none, or holds anything
         return False
-
-
-def first_runs(unasked: Iterable[Plugin], installed: Iterable[str], here: Path | None) -> list[str]:
-    """Returns a line for each new algorithm, and records it as known.
-
-    The record is in `.eventloop`, next to the nearest `pyproject.toml`. Without one, a command
-    writes it into the directory; in Python nothing is written, and a line is shown once per
-    process.
-
-    Args:
-        unasked: the active algorithms that weren't requested by name.
-        installed: the names of all plugins; one that is removed is new when it is installed again.
-        here: the directory that a command writes into; None in Python.
-    """
-    project = find_pyproject(here or Path.cwd())
-    folder = project[0].parent if project else here
-    path = folder and folder / FOLDER / FILE
-    active = {fold(one.name): one for one in unasked}
-    known = _known_to(path) if path else set()
-    now = (known & set(map(fold, installed))) | active.keys()
-    if path and now != known:
-        with suppress(OSError):  # read-only: the next process says it again
-            _remember(path, now)
-    new = [name for name in sorted(active.keys() - known) if (path, name) not in _SAID]
-    _SAID.update((path, name) for name in new)
-    return [_announcement(active[name]) for name in new]
-
-
-def _known_to(path: Path) -> set[str]:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        return set(map(str, held))
-    except (OSError, ValueError, TypeError):  # absent, or not what was written
-        return set()
-
-
-def _remember(path: Path, names: Iterable[str]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    if not (ignore := path.parent / ".gitignore").exists():
-        ignore.write_text("*\n", encoding="ascii")
-    disk.replace_file(path, f"{json.dumps(sorted(names))}\n".encode("ascii"))
-
-
-def _announcement(plugin: Plugin) -> str:
-    what = f"new: {plugin.origin} is installed, and takes part here for the first time; "
-    off = switch_off(plugin.name)
-    for_good = f"{shell('eventloop', 'plugins', 'disable', plugin.name)} for good, with "
-    return what + Wording("", f"{off.shell} leaves it out once, and ") + for_good + str(off)

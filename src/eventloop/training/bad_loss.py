@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.state import State
-    from eventloop.training.means import EpochLoss
+    from eventloop.training.mean_metrics import EpochLoss
     from eventloop.training.precision import Precision
 
 AT_A_TIME = 10

@@ -12,7 +12,7 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.evaluation import is_due
-from eventloop.training.means import AT_ONCE, EpochLoss, MeanOf
+from eventloop.training.mean_metrics import AT_ONCE, EpochLoss, MeanOf
 from eventloop.training.metrics import EVAL, compute, loss_in, metric_name, scalars_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from eventloop.training.optimizers import (
     wants_closure,
 )
 from eventloop.training.sharded_tensors import gathered, sharded, slice_of, sliced
-from eventloop.training.weights import fit_to_load, require_finite, save_tensors
+from eventloop.training.weight_export import fit_to_load, require_finite, save_tensors
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from eventloop.errors import SettingError, TaskError, a, closest
-from eventloop.training.means import MeanOf
+from eventloop.training.mean_metrics import MeanOf
 from eventloop.training.target_shapes import watched_once
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A model's weights: loaded by code of its own, and exported to a file of safetensors."""
+"""The export of weights: refused where they aren't finite, written to a file of safetensors; and loading by a model's own code."""
 
 from __future__ import annotations
 

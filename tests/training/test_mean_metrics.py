@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
 from eventloop.checkpoint.states import counts_of, put_counts
-from eventloop.training.means import MeanOf
+from eventloop.training.mean_metrics import MeanOf
 from eventloop_testing import isolated_trainer, run_ranks
 
 

@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from eventloop.errors import EventloopError, NonFiniteError
-from eventloop.training import weights
-from eventloop.training.weights import save_tensors
+from eventloop.training import weight_export
+from eventloop.training.weight_export import save_tensors
 
 
 def test_tensors_come_back(clean):
@@ -32,7 +32,7 @@ def test_a_full_disk_is_named_with_the_path(error, clean, monkeypatch):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(weights, "save_file", fail)
+    monkeypatch.setattr(weight_export, "save_file", fail)
 
     with pytest.raises(
         EventloopError, match=r"written to .*m.safetensors'.*No space left[\s\S]*fix"
