@@ -143,7 +143,7 @@ def definitions(folder: Path) -> Iterator[str]:
     modules = collections.defaultdict(set)
     for path in sorted(folder.rglob("*.py")):
         of_commands = {"run", "COMMAND"} if "cli" in path.parts else set()
-        for name in _defined(ast.parse(path.read_bytes())) - of_commands:
+        for name in sorted(_defined(ast.parse(path.read_bytes())) - of_commands):
             if not name.startswith("_"):
                 modules[name].add(path.relative_to(folder).as_posix())
     for name, paths in modules.items():

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from eventloop import Task, Trainer
-from eventloop.config.settings import Precision
+from eventloop.config.settings import PrecisionName
 from eventloop_testing import pretend_device
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PRECISIONS = [one for one in get_args(Precision) if one != "auto"]
+PRECISIONS = [one for one in get_args(PrecisionName) if one != "auto"]
 NUM_CLASSES = 10
 Batches = list[tuple[Tensor, Tensor]]
 
