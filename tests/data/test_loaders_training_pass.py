@@ -16,6 +16,7 @@ from torch.utils.data import (
 )
 
 from eventloop import hookimpl
+from eventloop.data import cycled, zipped
 from eventloop.errors import ReadOnlyStateError, TaskError
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
@@ -146,6 +147,42 @@ def test_a_stream_is_refused(tmp_path, loader):
     """Whoever reads it twice takes samples away from the run, or can't know."""
     with pytest.raises(TaskError, match="can't be iterated over during training"):
         weights_after(tmp_path, loader, Looks(), max_duration="6ba")
+
+
+class Positioned:
+    """A loader that keeps its position itself, the same on all ranks."""
+
+    suits_any_ranks = True
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        return iter(tiny_batches(5))
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        Positioned(),
+        zipped(tiny_batches(5), Positioned()),
+        zipped(tiny_batches(5), cycled(Positioned())),
+    ],
+    ids=["alone", "zipped", "cycled"],
+)
+def test_a_loader_with_a_position_of_its_own_is_refused(tmp_path, loader):
+    """A second pass over it would move the run's, in whatever it is combined."""
+    task = tiny_task(train_dataloader=loader)
+    with isolated_trainer(tmp_path, task) as trainer:
+        with pytest.raises(TaskError, match="can't be iterated over during training"):
+            with trainer.state.training_pass():
+                pass
 
 
 def test_each_rank_gets_its_part(tmp_path):
