@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from hf_cases import USE_CPU, gpt2, rows
+from hf_cases import USE_CPU, gpt2, process_environment, rows
 
 from eventloop_check_loss import run
 from eventloop_check_loss.check import check
@@ -131,7 +128,8 @@ def task():
 @pytest.mark.parametrize(("kind", "expected"), [("", {}), ("Ignores", {"undivided", "tokens"})])
 def test_the_command_checks_two_ranks_too(tmp_path, monkeypatch, capsys, kind, expected):
     """Tokens are counted over both, as the trainer counts them."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    for name, value in process_environment(tmp_path / "site").items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "checked_task.py").write_text(TASK.format(kind=kind))
 
