@@ -149,14 +149,14 @@ MUTANTS = {
         "distributed/test_data_parallel.py",
     ),
     "an epoch's loss counts batches, not samples": Mutant(
-        "training/mean_metrics.py",
+        "training/running_means.py",
         "            part = torch.stack(losses).sum(dtype=self._dtype) * count\n"
         "            total = part if total is None else total + part\n"
         "            samples += count * len(losses)\n",
         "            part = torch.stack(losses).sum(dtype=self._dtype)\n"
         "            total = part if total is None else total + part\n"
         "            samples += len(losses)\n",
-        "training/test_mean_metrics_epoch_loss.py",
+        "training/test_running_means.py",
     ),
     "no checkpoint is saved at the start": Mutant(
         "checkpoint/saver.py",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torchmetrics import Metric
 
-    from eventloop.checkpoint.weight_files import FoundWeights
+    from eventloop.checkpoint.checkpoint_export import FoundWeights
     from eventloop.data.batches import Count
     from eventloop.mesh import Layout
     from eventloop.state import State

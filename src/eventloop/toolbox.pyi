@@ -33,7 +33,7 @@ from .data.batches import (
     with_inputs as with_inputs,
     with_targets as with_targets,
 )
-from .data.combine import known_length as known_length
+from .data.zip_cycle import known_length as known_length
 from .data.microbatch_splitting import split as split
 from .data.microbatches import Microbatches as Microbatches
 from .data.sample_seeds import reads_batches as reads_batches
@@ -64,7 +64,7 @@ from .checkpoint.checkpoint_files import (
 )
 from .checkpoint.encoding import flatten as flatten
 from .checkpoint.saved_tensors import SavedTensor as SavedTensor
-from .checkpoint.weight_files import (
+from .checkpoint.checkpoint_export import (
     FoundWeights as FoundWeights,
     saved_weights_at as saved_weights_at,
     weights_at as weights_at,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.weight_files import warn_of_misfits, with_tied
+from eventloop.checkpoint.checkpoint_export import warn_of_misfits, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
@@ -32,7 +32,7 @@ from eventloop.errors import (
     keep,
 )
 from eventloop.fixes import allowing, as_set
-from eventloop.plugin.known_algorithms import first_runs
+from eventloop.plugin.new_algorithms import first_runs
 from eventloop.run.differences import NOTHING, Allowed
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.config.config_files import pyproject_layer, yaml_layer
-from eventloop.config.yaml_text import MAX_YAML_BYTES
+from eventloop.config.config_files import MAX_YAML_BYTES, pyproject_layer, yaml_layer
 from eventloop.errors import SettingError
 
 MAX_CPU_S = 3.0  # of a slow machine; a second on most

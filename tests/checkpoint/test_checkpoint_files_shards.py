@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from eventloop.checkpoint.checkpoint_export import export_weights, saved_weights_at, weights_at
 from eventloop.checkpoint.checkpoint_files import Draft, read_checkpoint, verify
 from eventloop.checkpoint.manifest import VERSION_OF_SHARDS, read_manifest, shard_name
 from eventloop.checkpoint.store import Store
-from eventloop.checkpoint.weight_files import export_weights, saved_weights_at, weights_at
 from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
 from eventloop_checkpoints.differences import differences

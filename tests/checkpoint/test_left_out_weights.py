@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from eventloop import CheckpointError, PluginError, hookimpl
+from eventloop.checkpoint.checkpoint_export import weights_and_states
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
-from eventloop.checkpoint.weight_files import weights_and_states
 
 
 class Leaves:

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eventloop import Trainer, hookimpl
+from eventloop.checkpoint.checkpoint_export import saved_weights_at
 from eventloop.checkpoint.states import UnreadTensor, unread
-from eventloop.checkpoint.weight_files import saved_weights_at
 from eventloop_testing import run_ranks, tiny_task
 
 

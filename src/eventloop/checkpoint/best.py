@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.weight_files import weights_and_states
+from eventloop.checkpoint.checkpoint_export import weights_and_states
 from eventloop.training.metrics import NamedMetric, scalars_of
 
 if TYPE_CHECKING:

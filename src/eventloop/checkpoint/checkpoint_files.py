@@ -82,8 +82,8 @@ def write_checkpoint(
             disk is full or fails, and the message says how much was needed and is free.
     """
     draft = Draft(parts, facts, batch)
-    draft.require_space(folder)
     with draft.failing(folder):
+        disk.require_space(folder, draft.num_bytes)
         disk.make_folders(folder)
         draft.write_manifest(folder, draft.write_files(folder))
 
@@ -210,11 +210,6 @@ class Draft:
         disk.sync_folder(folder)
         return manifest
 
-    def require_space(self, folder: Path) -> None:
-        """Raises CheckpointError if the disk of a folder has too little space for all files."""
-        if (free := _num_free_bytes(folder)) < self.num_bytes:
-            raise self._error(folder, "there isn't enough space", free)
-
     @contextmanager
     def failing(self, folder: Path) -> Iterator[None]:
         """Removes what was made if writing fails; names the size needed if the disk has failed."""
@@ -227,8 +222,14 @@ class Draft:
             if not isinstance(error, OSError):
                 raise
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason, free = error.strerror or str(error), _num_free_bytes(folder)
-            raise self._error(folder, reason, free, is_full=is_full) from error
+            fix = "free space" if is_full else f"see what is wrong with {str(folder.parent)!r}"
+            reason = error.strerror or error
+            raise CheckpointError(
+                f"the checkpoint can't be written to {str(folder)!r}: {reason}",
+                needed=f"{self.num_bytes:,} bytes",
+                free=f"{disk.num_free_bytes(folder):,} bytes",
+                fix=f"{fix}, or give another folder, " + as_set(run_dir="FOLDER"),
+            ) from error
 
     def _add(self, name: str, tensors: Tensors, skeleton: Json) -> None:
         slices = {key: one for key, one in tensors.items() if isinstance(one, TensorSlice)}
@@ -255,22 +256,6 @@ class Draft:
     def _of(self, files: Mapping[str, FileFacts]) -> Manifest:
         shards = dict.fromkeys(self._sharded, self._world_size)
         return Manifest(self._batch, files, self._facts, shards=shards)
-
-    def _error(
-        self, folder: Path, reason: str, free: int, *, is_full: bool = True
-    ) -> CheckpointError:
-        fix = "free space" if is_full else f"see what is wrong with {str(folder.parent)!r}"
-        return CheckpointError(
-            f"the checkpoint can't be written to {str(folder)!r}: {reason}",
-            needed=f"{self.num_bytes:,} bytes",
-            free=f"{free:,} bytes",
-            fix=f"{fix}, or give another folder, " + as_set(run_dir="FOLDER"),
-        )
-
-
-def _num_free_bytes(folder: Path) -> int:
-    there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
-    return disk.num_free_bytes(there)
 
 
 def _fitting(name: str, encode: Callable[[Any], bytes], value: Any) -> bytes:

@@ -16,9 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import SETTING, Best
 from eventloop.checkpoint.capture import Snapshot
+from eventloop.checkpoint.checkpoint_export import FoundWeights, weights_and_states
 from eventloop.checkpoint.retention import UNDER_WAY, new_id, to_keep
 from eventloop.checkpoint.verifying import name_of
-from eventloop.checkpoint.weight_files import FoundWeights, weights_and_states
 from eventloop.clock import Time
 from eventloop.distributed.checkpoint_crew import ALONE
 from eventloop.errors import (

@@ -242,9 +242,7 @@ class Store:
             apart: whether each rank has its own folder; otherwise all write into that of rank 0,
                 which is put in place.
         """
-        from eventloop.checkpoint.checkpoint_files import (
-            Draft,  # imports torch, which finding does without
-        )
+        from eventloop.checkpoint.checkpoint_files import Draft  # imports torch; finding doesn't
 
         target = self.folder / name_of(batch)
         mine: list[tuple[Draft, Path]] = []
@@ -255,9 +253,9 @@ class Store:
                 makes_folder = apart or crew.rank == 0
                 if makes_folder:
                     self.clear()
-                draft.require_space(target)
-                if makes_folder:
-                    with draft.failing(target):
+                with draft.failing(target):
+                    disk.require_space(target, draft.num_bytes)
+                    if makes_folder:
                         folder = folders.enter_context(self._under_way(target.name))
                 mine.append((draft, folder))
 

@@ -1,10 +1,10 @@
-"""`eventloop export CHECKPOINT FILE.safetensors`; the file is written by `checkpoint/weight_files.py`."""
+"""`eventloop export CHECKPOINT FILE.safetensors`; the file is written by `checkpoint/checkpoint_export.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from eventloop.checkpoint.weight_files import export_weights
+from eventloop.checkpoint.checkpoint_export import export_weights
 from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.named_checkpoints import BEST_OPTION, one_checkpoint, size_text, words
 from eventloop.cli.output_files import require_writable

@@ -17,14 +17,15 @@ from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
 from eventloop.safe_text import one_line
 
-_MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
+_MAX_TOML_BYTES = 2**22  # most of which may be that of other tools
+MAX_YAML_BYTES = 2**16  # a parser in Python takes a second for them
 
 
 def yaml_layer(path: Path) -> Layer:
     """Reads the file of `--config`; raises SettingError if it isn't YAML, laid out as `[tool.eventloop]`."""
     from eventloop.config import yaml_text
 
-    text = _read(path, max_bytes=yaml_text.MAX_YAML_BYTES)
+    text = _read(path, max_bytes=MAX_YAML_BYTES)
     try:
         content = yaml_text.load_yaml(text)
     except yaml_text.YamlTextError as error:
@@ -127,7 +128,7 @@ def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
         raise _unreadable(path, "TOML", error) from error
 
 
-def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str:
+def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_TOML_BYTES) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)

@@ -18,13 +18,13 @@ from torch.utils.data import (
     default_collate,
 )
 
-from eventloop.data.combine import known_length
 from eventloop.data.draws import may_draw
 from eventloop.data.in_memory import gathering
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, reads_batches, seeded
 from eventloop.data.sharding import LASTING, RankPart, UnevenSteps, order_as, shared_order
+from eventloop.data.zip_cycle import known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import KeptGenerators, kept_generators
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from eventloop.data.combine import Cycled, NoData, Zipped, innermost, is_map_style, known_length
 from eventloop.data.sample_seeds import mark_repeats, may_repeat, seed_of_part
+from eventloop.data.zip_cycle import Cycled, NoData, Zipped, innermost, is_map_style, known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
 

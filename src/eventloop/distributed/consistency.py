@@ -8,8 +8,8 @@ from zlib import crc32
 
 from torch import Tensor
 
-from eventloop.data.combine import innermost, is_map_style
 from eventloop.data.sharding import is_split_here
+from eventloop.data.zip_cycle import innermost, is_map_style
 from eventloop.errors import EventloopError
 from eventloop.training.sharded_tensors import indices_of, local, sharded
 

@@ -53,7 +53,7 @@ from eventloop.errors import EventloopError, PluginError, SettingError, TaskErro
 from eventloop.fixes import as_set
 from eventloop.mesh import Layout
 from eventloop.training.logged_numbers import Share, mean
-from eventloop.training.mean_metrics import on_device
+from eventloop.training.running_means import on_device
 from eventloop.training.sharded_tensors import sharded
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.state import State
     from eventloop.training.logged_numbers import Cell, OverRanks, Reduce, Reduction, Row, Shares
-    from eventloop.training.mean_metrics import Number
+    from eventloop.training.running_means import Number
 
 
 class DataParallel(Processes):

@@ -253,8 +253,15 @@ def num_bytes_of(path: Path) -> int:
 
 
 def num_free_bytes(path: Path) -> int:
-    """Returns the bytes free for this user in the file system of a folder."""
-    return shutil.disk_usage(path).free
+    """Returns the bytes free for this user where a folder is, or will be."""
+    there = next(one for one in (path, *path.absolute().parents) if one.is_dir())
+    return shutil.disk_usage(there).free
+
+
+def require_space(path: Path, num_bytes: int) -> None:
+    """Raises OSError if fewer bytes are free where a folder is, or will be."""
+    if num_free_bytes(path) < num_bytes:
+        raise OSError(errno.ENOSPC, "there isn't enough space")
 
 
 def _check_regular(there: os.stat_result) -> None:

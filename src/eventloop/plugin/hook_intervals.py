@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from eventloop.errors import a
+
 if TYPE_CHECKING:
+    from eventloop.clock import Time
+    from eventloop.hook_markers import Hook
     from eventloop.plugin.order import Implementation
     from eventloop.state import State
+
+
+def interval_misfits(hook: Hook, every: Time | None) -> Iterator[tuple[str, str]]:
+    """Yields why a hook can't have the option `every`, and what to do."""
+    if every is not None and hook.kind != "event":
+        yield (
+            f"every={str(every)!r} is for events, but {hook.name} is {a(hook.kind)}",
+            "compare the clock in the implementation: state.clock.crossed(Time(...))",
+        )
 
 
 def at_intervals(
@@ -40,11 +53,8 @@ def _due(one: Implementation, state: State) -> Callable[[], bool]:
         last_batch = clock.batch if due else last_batch
         return due
 
-    def is_due_at_first() -> bool:
-        return clock.crossed(every) and not state.microbatch_idx
-
     if one.hook.declared_by and one.hook.per == "any":
         return is_due  # a plugin can call its hook several times in a batch
     if one.hook.per == "microbatch":
-        return is_due_at_first
+        return lambda: clock.crossed(every) and not state.microbatch_idx
     return functools.partial(clock.crossed, every)

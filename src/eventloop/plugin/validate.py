@@ -14,6 +14,7 @@ from eventloop.fixes import published
 from eventloop.hook_markers import OF_ITSELF, PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
 from eventloop.plugin.declared_hooks import HookTable
+from eventloop.plugin.hook_intervals import interval_misfits
 from eventloop.plugin.mistakes import method_of, mistakes, never_called
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
@@ -191,11 +192,7 @@ def _option_misfits(
         for name in getattr(options, option):
             if fold(name) == fold(plugin.name):
                 yield f"{option}={name!r} names the plugin itself", "leave it out"
-    if options.every is not None and hook.kind != "event":
-        yield (
-            f"every={str(options.every)!r} is for events, but {hook.name} is {a(hook.kind)}",
-            "compare the clock in the implementation: state.clock.crossed(Time(...))",
-        )
+    yield from interval_misfits(hook, options.every)
     if options.conditional and hook.kind != "action":
         yield (
             f"conditional=True has no effect on {hook.name}, which asks every plugin",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.state import State
-    from eventloop.training.mean_metrics import EpochLoss
     from eventloop.training.precision import Precision
+    from eventloop.training.running_means import EpochLoss
 
 AT_A_TIME = 10
 Losses = list[tuple[Counts, Tensor]]

@@ -12,8 +12,8 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.evaluation import is_due
-from eventloop.training.mean_metrics import AT_ONCE, EpochLoss, MeanOf
-from eventloop.training.metrics import EVAL, compute, loss_in, metric_name, scalars_of
+from eventloop.training.metrics import EVAL, MeanOf, compute, loss_in, metric_name, scalars_of
+from eventloop.training.running_means import AT_ONCE, EpochLoss
 
 if TYPE_CHECKING:
     from eventloop.clock import Time

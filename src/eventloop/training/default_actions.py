@@ -16,9 +16,9 @@ from torch.optim import LBFGS, Optimizer
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
-from eventloop.data.combine import NoData, split_batch
 from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
+from eventloop.data.zip_cycle import NoData, split_batch
 from eventloop.errors import TaskError, a
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout
@@ -32,8 +32,8 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.sharded_tensors import gathered, sharded, slice_of, sliced
-from eventloop.training.weight_export import fit_to_load, require_finite, save_tensors
+from eventloop.training.sharded_tensors import sharded, slice_of, sliced
+from eventloop.training.weight_export import export, fit_to_load
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -341,10 +341,7 @@ class Defaults:
 
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
-        weights = self._plans.capture_model(state)
-        require_finite(state, weights)
-        whole = gathered(weights, state.all_gather, keep=state.rank == 0)
-        return save_tensors(whole, path) if state.rank == 0 else path
+        return export(state, self._plans.capture_model(state), path)
 
 
 class _FirstKnown:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from eventloop.clock import Clock, Counts, Time, moment_of
 from eventloop.devices import kind_of, opened_accelerator
 from eventloop.training.logged_text import Text, Texts
-from eventloop.training.mean_metrics import Number, SetNumbers, weighted
+from eventloop.training.running_means import Number, SetNumbers, weighted
 
 if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans

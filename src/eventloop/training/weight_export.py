@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import (
-    _NormBase,
-)  # private: adds what old versions lacked (torch 2.13)
+from torch.nn.modules.batchnorm import _NormBase  # private: adds what old ones lacked (torch 2.13)
 
 from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.files.run_folder import why_no_file
+from eventloop.training.sharded_tensors import gathered
 from eventloop.training.tensor_slices import held
 from eventloop.training.weight_watch import first_not_finite, trained_names
 
@@ -53,7 +52,14 @@ def _loaded_by_own_code(model: nn.Module) -> Iterator[str]:
             yield f"{name}." if name else ""
 
 
-def require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
+def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
+    """Writes the weights of a run, whole, to a file of safetensors; collective."""
+    _require_finite(state, weights)
+    whole = gathered(weights, state.all_gather, keep=state.rank == 0)
+    return save_tensors(whole, path) if state.rank == 0 else path
+
+
+def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
     """Refuses to export what isn't finite; collective: every rank must call it.
 
     Raises:

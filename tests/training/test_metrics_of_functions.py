@@ -1,4 +1,4 @@
-"""Means as metrics: their sums over ranks and checkpoints, without torchmetrics."""
+"""Functions as metrics: their means, sums over ranks and checkpoints, without torchmetrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
 from eventloop.checkpoint.states import counts_of, put_counts
-from eventloop.training.mean_metrics import MeanOf
+from eventloop.training.metrics import MeanOf
 from eventloop_testing import isolated_trainer, run_ranks
 
 

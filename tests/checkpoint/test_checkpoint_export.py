@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from eventloop import hookimpl
+from eventloop.checkpoint.checkpoint_export import FoundWeights, saved_weights_at, weights_at
 from eventloop.checkpoint.checkpoint_files import write_checkpoint
-from eventloop.checkpoint.weight_files import FoundWeights, saved_weights_at, weights_at
 from eventloop.errors import TaskError
 
 WEIGHTS = {

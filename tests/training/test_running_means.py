@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eventloop.distributed.processes import Processes
-from eventloop.training.mean_metrics import AT_ONCE, EpochLoss
+from eventloop.training.running_means import AT_ONCE, EpochLoss
 
 
 def loss_of(values) -> EpochLoss:
