@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import importlib_metadata
 import pytest
 
 # At the end: an installed one comes first.
@@ -21,6 +22,30 @@ sys.path.extend(
 )
 
 pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_is_read_once() -> Iterator[None]:
+    """Reads the entry points of what is installed once, not for each trainer; those of a test's own packages as ever."""
+    from eventloop.plugin import metadata
+
+    read, of_session = (
+        metadata.installed_entry_points,
+        (sys.path[:], importlib_metadata.distributions),
+    )
+    found: list[metadata.Installed] = []
+
+    def read_once() -> metadata.Installed:
+        if (sys.path, importlib_metadata.distributions) != of_session:
+            return read()
+        if not found:
+            found.append(read())
+        points, problems = found[0]
+        return [*points], [*problems]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "installed_entry_points", read_once)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

@@ -167,19 +167,27 @@ def convert_value(option: Option, raw: object) -> Any:
 
 
 def _convert(option: Option, raw: object) -> Any:
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
+
+    # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
+    # registered form is used (jsonargparse 4.53).
+    parser = _parser_of(option.type | None)
+    try:
+        return parser.instantiate(parser.parse_object({"value": raw}))["value"]
+    except ArgumentError as error:
+        raise ValueError(_reason(option, raw)) from error
+
+
+@functools.cache
+def _parser_of(union: Any) -> Any:
+    from jsonargparse import ArgumentParser
     from jsonargparse.typing import register_type
 
     for one, parse in _PARSERS.items():
         register_type(one, serializer=str, deserializer=parse)
     parser = ArgumentParser(exit_on_error=False)
-    # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
-    # registered form is used (jsonargparse 4.53).
-    parser.add_argument("--value", type=option.type | None)
-    try:
-        return parser.instantiate(parser.parse_object({"value": raw}))["value"]
-    except ArgumentError as error:
-        raise ValueError(_reason(option, raw)) from error
+    parser.add_argument("--value", type=union)
+    return parser
 
 
 def _reason(option: Option, raw: object) -> str:

@@ -202,7 +202,7 @@ def arrange(
 def refused_by_pluggy(
     assembly: Assembly, problems: Iterable[EventloopError] = ()
 ) -> list[PluginError]:
-    """Has pluggy check every plugin against every hook.
+    """Has pluggy check every plugin but the core's against every hook.
 
     Implementations of deprecated hooks cause their warnings here.
 
@@ -215,10 +215,10 @@ def refused_by_pluggy(
     specs = {name: staticmethod(hook.spec) for name, hook in assembly.hooks.items() if hook.spec}
     manager.add_hookspecs(type("Hooks", (), specs))
     for plugin in assembly.plugins:
-        if any(one is plugin or one is plugin.found for one in wrong):
+        if plugin.role == "core" or any(one in (plugin, plugin.found) for one in wrong):
             continue
         try:
-            manager.register(plugin.target, None if plugin.role == "core" else plugin.name)
+            manager.register(plugin.target, plugin.name)
         except (pluggy.PluginValidationError, ValueError) as error:
             what = f"pluggy refuses {plugin.name!r}: {error}"
             refused.append(plugin.problem(what, "fix it"))

@@ -37,7 +37,7 @@ def implementations(
                 problems.append(_unknown_hook(plugin, name, hook_name, hooks))
             continue
         options = impl_options(impl.function)
-        # The core's are held to the hooks' signatures by pluggy, when they are registered.
+        # The core's are held to the hooks' signatures by a test.
         misfits = [] if plugin.role == "core" else [*_misfits(plugin, name, impl, hook, options)]
         problems += misfits
         if not misfits:
