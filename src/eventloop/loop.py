@@ -307,10 +307,7 @@ class Loop:
         return self.processes.mean(loss)
 
     def update(
-        self,
-        state: State,
-        loss_fn: Callable[[State], Tensor],
-        names: Iterable[str],
+        self, state: State, loss_fn: Callable[[State], Tensor], names: Iterable[str]
     ) -> bool | StepOutcome:
         """Makes one update of some of the optimizers: see `State.update`."""
         if not self._can_update:

@@ -519,9 +519,7 @@ class State:
         return self._active.plans.wrap_companion(self, made)
 
     def update(
-        self,
-        loss_fn: Callable[[State], Tensor],
-        optimizers: Iterable[str] | None = None,
+        self, loss_fn: Callable[[State], Tensor], optimizers: Iterable[str] | None = None
     ) -> bool | StepOutcome:
         """Makes one update of some optimizers; for owners of `train_batch` that make several.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from eventloop.training.gradient_clipping import clip_
+from eventloop.training.gradient_clipping import GradientClipping
 from eventloop_testing import run_ranks
 
 SHAPES = [(8, 6), (7, 4), (5,), (4, 4), (3,), (6, 2), ()]
@@ -53,8 +55,12 @@ def clipped(bad, dtype):
     params = with_gradients(
         mixture(grads, init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp")))
     )
+    state = SimpleNamespace(
+        settings=SimpleNamespace(clip_norm=1.0, clip_value=0.1),
+        model=SimpleNamespace(parameters=lambda: params),
+    )
     with CommDebugMode() as counting:
-        logged = clip_(params, 1.0, 0.1, has_shards=True)
+        logged = GradientClipping()(state, {"all": torch.optim.SGD(params)})
     return logged["grad_norm"], counting.get_total_counts(), [whole(one.grad) for one in params]
 
 

@@ -54,8 +54,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise SettingError(
-            f"device={name!r} can't be used: {reason}",
-            fix="set device to auto or cpu",
+            f"device={name!r} can't be used: {reason}", fix="set device to auto or cpu"
         ) from error
     kind_of(device).select()
     return device

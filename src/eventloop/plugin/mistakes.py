@@ -1,21 +1,19 @@
 """What a plugin has that would never be used: unmarked functions, lost states, misspelt attributes.
 
-Also requirements that aren't met, and conflicts. What is marked as a hook, `validate.py` checks.
+What is marked as a hook, `validate.py` checks.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from eventloop.errors import PluginError, a, joined
-from eventloop.fixes import pip, switch_off
+from eventloop.errors import PluginError, a
 from eventloop.hook_markers import OF_ITSELF, PROJECT, Hook
-from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.plugin_attributes import misspelt_facts
-from eventloop.plugin.records import Candidate, Plugin
+from eventloop.plugin.records import Plugin
 from eventloop.vocabulary import HOOK_WORDS
 
 # What a method of any class may be called stays out: a model has a `train_dataloader`, say.
@@ -194,47 +192,3 @@ def _takes(method: Callable[..., Any], number: int) -> bool:
     except TypeError:
         return False
     return "strict" not in bound
-
-
-def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> Iterator[PluginError]:
-    """Finds plugins that require an inactive plugin, or conflict with an active one."""
-    active = {fold(one.name): one for one in plugins if one.role != "core"}
-    reasons = {fold(one.found.name): one.reason for one in off}
-    for plugin in plugins:
-        for name, versions in map(_parsed, plugin.facts.requires):
-            other = active.get(fold(name))
-            if other is None:
-                reason = reasons.get(fold(name))
-                distribution = f"eventloop-{fold(name).replace('_', '-')}"
-                fix = pip("install", f"{distribution}{versions}")
-                yield PluginError(
-                    f"{plugin.name} requires {name}{versions}, which "
-                    + ("is off: " + reason if reason is not None else "isn't installed"),
-                    subjects=[plugin],
-                    plugin=plugin.origin,
-                    fix=f"{'switch it on' if reason is not None else fix}, or switch "
-                    f"{plugin.name} off with " + switch_off(plugin.name),
-                )
-            elif other.version and not is_in_range(other.version, versions):
-                fix = pip("install", f"{other.distribution}{versions}")
-                yield PluginError(
-                    f"{plugin.name} requires {name}{versions}, and {other.version} is installed",
-                    subjects=[plugin, other],
-                    plugin=plugin.origin,
-                    fix=f"{fix}, or switch {plugin.name} off with " + switch_off(plugin.name),
-                )
-        for name, versions in map(_parsed, plugin.facts.conflicts):
-            other = active.get(fold(name))
-            if other and (not versions or is_in_range(other.version, versions)):
-                names = (plugin.name, other.name)
-                yield PluginError(
-                    f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
-                    subjects=[plugin, other],
-                    plugins=f"{plugin.origin}, {other.origin}",
-                    fix="switch one off: " + joined(map(switch_off, names), " or "),
-                )
-
-
-def _parsed(text: str) -> tuple[str, str]:
-    """Splits `"ema>=0.2"` into a plugin's name and a version range."""
-    return split_requirement(text) or (text, "")

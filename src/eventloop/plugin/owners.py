@@ -13,7 +13,6 @@ from eventloop.errors import EventloopError, PluginError, closest
 from eventloop.hook_markers import PROJECT
 from eventloop.naming import fold
 from eventloop.plugin.declared_hooks import HookTable, hooks_of
-from eventloop.plugin.mistakes import relation_problems
 from eventloop.plugin.name_problems import clashing_names
 from eventloop.plugin.order import (
     Implementation,
@@ -24,6 +23,7 @@ from eventloop.plugin.order import (
 )
 from eventloop.plugin.order_rules import edges_of, order_problems
 from eventloop.plugin.records import Candidate, Plugin
+from eventloop.plugin.select import relation_problems
 from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
 
 

@@ -1,4 +1,4 @@
-"""Step 2, select: decides which of the discovered plugins are active, and why others aren't."""
+"""Step 2, select: which of the discovered plugins are active, why others aren't, requirements and conflicts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from eventloop import __version__
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
-from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest
-from eventloop.fixes import install, pip, shell
-from eventloop.naming import fold, is_in_range
+from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest, joined
+from eventloop.fixes import install, pip, shell, switch_off
+from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.static_check import foreign_hooks
@@ -231,3 +231,42 @@ def _wrong_version(required: Requirement, found: Found) -> PluginError:
         if found.distribution
         else f"leave {shell('-p', found.entry_point.value)} out",
     )
+
+
+def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> Iterator[PluginError]:
+    """Finds plugins that require an inactive plugin, or conflict with an active one."""
+    active = {fold(one.name): one for one in plugins if one.role != "core"}
+    reasons = {fold(one.found.name): one.reason for one in off}
+    for plugin in plugins:
+        for name, versions in map(_parsed, plugin.facts.requires):
+            other, reason = active.get(fold(name)), reasons.get(fold(name))
+            distribution = f"eventloop-{fold(name).replace('_', '-')}"
+            why, fix = "which isn't installed", pip("install", f"{distribution}{versions}")
+            if other is not None:
+                if not other.version or is_in_range(other.version, versions):
+                    continue
+                why = f"and {other.version} is installed"
+                fix = pip("install", f"{other.distribution}{versions}")
+            elif reason is not None:
+                why, fix = "which is off: " + reason, "switch it on"
+            yield PluginError(
+                f"{plugin.name} requires {name}{versions}, " + why,
+                subjects=[plugin, *filter(None, [other])],
+                plugin=plugin.origin,
+                fix=f"{fix}, or switch {plugin.name} off with " + switch_off(plugin.name),
+            )
+        for name, versions in map(_parsed, plugin.facts.conflicts):
+            other = active.get(fold(name))
+            if other and (not versions or is_in_range(other.version, versions)):
+                names = (plugin.name, other.name)
+                yield PluginError(
+                    f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
+                    subjects=[plugin, other],
+                    plugins=f"{plugin.origin}, {other.origin}",
+                    fix="switch one off: " + joined(map(switch_off, names), " or "),
+                )
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    """Splits `"ema>=0.2"` into a plugin's name and a version range."""
+    return split_requirement(text) or (text, "")

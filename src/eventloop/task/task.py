@@ -299,8 +299,7 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
 
 
 def _count_hook(
-    num_tokens: Callable[..., int] | None,
-    num_samples: Callable[..., int] | None,
+    num_tokens: Callable[..., int] | None, num_samples: Callable[..., int] | None
 ) -> Callable[..., Count]:
     tokens_of = _by_name(num_tokens or (lambda: 0), "num_tokens", _OF_BATCH)
     samples_of = _by_name(num_samples, "num_samples", _OF_BATCH) if num_samples else None

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,16 +22,15 @@ from eventloop.errors import TaskError, a
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout
 from eventloop.training.failed_inputs import note_input
-from eventloop.training.gradient_clipping import clip_
+from eventloop.training.gradient_clipping import GradientClipping
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
     drop_gradients,
-    params_of,
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.sharded_tensors import sharded, slice_of, sliced
+from eventloop.training.sharded_tensors import slice_of, sliced
 from eventloop.training.weight_export import export, fit_to_load
 
 if TYPE_CHECKING:
@@ -59,12 +57,11 @@ class Defaults:
     """
 
     __slots__ = (
+        "_clip",
         "_count",
         "_following",
-        "_has_shards",
         "_known",
         "_mean",
-        "_ordered",
         "_plans",
         "_with_closure",
         "_wrap",
@@ -76,8 +73,7 @@ class Defaults:
         self._plans = plans
         self._wrap = wrap
         self._mean = mean
-        self._ordered: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
-        self._has_shards = False
+        self._clip = GradientClipping()
         self._with_closure: frozenset[str] = frozenset()
         self._following: tuple[FollowsMetric, ...] = ()
         self._count = Count(0, 0)
@@ -243,29 +239,7 @@ class Defaults:
     def clip_gradients(
         self, state: State, optimizers: Mapping[str, Optimizer]
     ) -> dict[str, Tensor]:
-        settings = state.settings
-        if settings.clip_norm is None and settings.clip_value is None:
-            return {}
-        params = [one for one in self._in_order(state, optimizers) if one.grad is not None]
-        return clip_(params, settings.clip_norm, settings.clip_value, has_shards=self._has_shards)
-
-    def _in_order(self, state: State, optimizers: Mapping[str, Optimizer]) -> list[nn.Parameter]:
-        """Returns the parameters of optimizers as the model has them, however they are grouped.
-
-        So that a sum over them is added up in one order, that of a plain loop.
-        """
-        grouped = params_of(optimizers.values())
-        names = tuple(optimizers)
-        known, ordered = self._ordered.get(names, ([], []))
-        # Groups may get others, seldom; to compare them takes no call of Python's.
-        if len(known) != len(grouped) or not all(map(operator.is_, known, grouped)):
-            wanted = {id(one) for one in grouped}
-            ordered = [one for one in state.model.parameters() if id(one) in wanted]
-            found = {id(one) for one in ordered}
-            ordered += [one for one in grouped if id(one) not in found]
-            self._ordered[names] = (grouped, ordered)
-            self._has_shards |= any(sharded(one) is not None for one in ordered)
-        return ordered
+        return self._clip(state, optimizers)
 
     @hookimpl
     def optimizer_step(

@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from eventloop.training.sharded_tensors import local, total_norm
+from eventloop.training.optimizers import params_of
+from eventloop.training.sharded_tensors import local, sharded, total_norm
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 
-def clip_(
-    params: Sequence[Tensor], norm: float | None, value: float | None, *, has_shards: bool
-) -> dict[str, Tensor]:
-    """Clips the gradients of parameters, in place; returns what is logged: the norm before.
+class GradientClipping:
+    """Clips the gradients of optimizers' parameters as the settings say.
 
-    Args:
-        norm: the largest norm of all of them together.
-        value: the largest absolute value of an entry.
-        has_shards: whether some are shards, whose norm is a sum over ranks: collective then.
+    They are added up as the model has them, however they are grouped: in the order of a plain loop.
     """
-    held: Any = params
-    logged = {}
-    if has_shards:
-        grads = [param.grad for param in params if param.grad is not None]
-        held = [SimpleNamespace(grad=local(grad)) for grad in grads]  # in the place of parameters
-        if norm is not None:
-            logged["grad_norm"] = total_norm(grads)
-            nn.utils.clip_grads_with_norm_(held, norm, logged["grad_norm"])
-    elif norm is not None:
-        logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)
-    if value is not None:
-        nn.utils.clip_grad_value_(held, value)
-    return logged
+
+    __slots__ = ("_has_shards", "_ordered")
+
+    def __init__(self) -> None:
+        self._ordered: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
+        self._has_shards = False
+
+    def __call__(self, state: State, optimizers: Mapping[str, Optimizer]) -> dict[str, Tensor]:
+        """Clips them in place, where a bound is set; returns what is logged: the norm before.
+
+        Collective where some are shards, whose norm is a sum over ranks.
+        """
+        norm, value = state.settings.clip_norm, state.settings.clip_value
+        if norm is None and value is None:
+            return {}
+        held: Any = [one for one in self._in_order(state, optimizers) if one.grad is not None]
+        logged = {}
+        if self._has_shards:
+            grads = [param.grad for param in held]
+            held = [
+                SimpleNamespace(grad=local(grad)) for grad in grads
+            ]  # in the place of parameters
+            if norm is not None:
+                logged["grad_norm"] = total_norm(grads)
+                nn.utils.clip_grads_with_norm_(held, norm, logged["grad_norm"])
+        elif norm is not None:
+            logged["grad_norm"] = nn.utils.clip_grad_norm_(held, norm)
+        if value is not None:
+            nn.utils.clip_grad_value_(held, value)
+        return logged
+
+    def _in_order(self, state: State, optimizers: Mapping[str, Optimizer]) -> list[nn.Parameter]:
+        grouped = params_of(optimizers.values())
+        names = tuple(optimizers)
+        known, ordered = self._ordered.get(names, ([], []))
+        # Groups may get others, seldom; to compare them takes no call of Python's.
+        if len(known) != len(grouped) or not all(map(operator.is_, known, grouped)):
+            wanted = {id(one) for one in grouped}
+            ordered = [one for one in state.model.parameters() if id(one) in wanted]
+            found = {id(one) for one in ordered}
+            ordered += [one for one in grouped if id(one) not in found]
+            self._ordered[names] = (grouped, ordered)
+            self._has_shards |= any(sharded(one) is not None for one in ordered)
+        return ordered
