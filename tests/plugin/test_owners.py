@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import Rules
-from eventloop.plugin.owners import arrange
+from eventloop.distributed.rank_plugin import RankHooks
+from eventloop.plugin.owners import arrange, refused_by_pluggy
 from eventloop.plugin.records import Plugin
 
 
@@ -394,3 +396,17 @@ def test_one_that_phases_or_edges_order_is_not(plugin, problems_of, of_condition
 
     assert problems_of(maybe, owner) == []
     assert problems_of(maybe, plugin("c", forward=(acts, {"conditional": True}))) == []
+
+
+def test_pluggy_takes_the_core_s_own_plugins(make_trainer, plugin):
+    """A run leaves that out, as it would find the same each time."""
+    assembly = make_trainer().assembly
+    own = [one.target for one in assembly.plugins if one.role == "core"]
+    own.append(RankHooks.__new__(RankHooks))
+    as_others = [replace(plugin(f"own{idx}"), target=target) for idx, target in enumerate(own)]
+    wrong = plugin("wrong", batch_end=lambda state, rest: None)
+
+    assert len(own) > 4
+    assert refused_by_pluggy(replace(assembly, plugins=tuple(as_others))) == []
+    (refused,) = refused_by_pluggy(replace(assembly, plugins=(*as_others, wrong)))
+    assert "rest" in refused.what
