@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import importlib_metadata
 import pytest
+from importlib_metadata import Distribution
 
 # At the end: an installed one comes first.
 sys.path.extend(
@@ -26,25 +26,22 @@ pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]
 
 @pytest.fixture(scope="session", autouse=True)
 def installed_is_read_once() -> Iterator[None]:
-    """Reads the entry points of what is installed once, not for each trainer; those of a test's own packages as ever."""
+    """Reads the metadata of what is installed once, not for each trainer; those of a test's own packages as ever."""
     from eventloop.plugin import metadata
 
-    read, of_session = (
-        metadata.installed_entry_points,
-        (sys.path[:], importlib_metadata.distributions),
-    )
-    found: list[metadata.Installed] = []
+    read, folders = metadata._text, tuple(filter(None, sys.path))
+    known: dict[tuple[str, str], str | None] = {}
 
-    def read_once() -> metadata.Installed:
-        if (sys.path, importlib_metadata.distributions) != of_session:
-            return read()
-        if not found:
-            found.append(read())
-        points, problems = found[0]
-        return [*points], [*problems]
+    def read_once(distribution: Distribution, name: str) -> str | None:
+        file = (metadata.folder_of(distribution), name)
+        if not file[0].startswith(folders):
+            return read(distribution, name)
+        if file not in known:
+            known[file] = read(distribution, name)
+        return known[file]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata, "installed_entry_points", read_once)
+        patch.setattr(metadata, "_text", read_once)
         yield
 
 
