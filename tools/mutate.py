@@ -205,12 +205,12 @@ MUTANTS = {
     ),
     "gradients are clipped by value before their norm": Mutant(
         "training/gradient_clipping.py",
-        '        logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)\n'
-        "    if value is not None:\n"
-        "        nn.utils.clip_grad_value_(held, value)\n",
+        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(held, norm)\n'
         "        if value is not None:\n"
-        "            nn.utils.clip_grad_value_(held, value)\n"
-        '        logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)\n',
+        "            nn.utils.clip_grad_value_(held, value)\n",
+        "            if value is not None:\n"
+        "                nn.utils.clip_grad_value_(held, value)\n"
+        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(held, norm)\n',
         "training/test_gradient_clipping.py",
     ),
     "schedulers move after a step that was skipped": Mutant(

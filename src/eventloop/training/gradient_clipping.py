@@ -41,9 +41,7 @@ class GradientClipping:
         logged = {}
         if self._has_shards:
             grads = [param.grad for param in held]
-            held = [
-                SimpleNamespace(grad=local(grad)) for grad in grads
-            ]  # in the place of parameters
+            held = [SimpleNamespace(grad=local(grad)) for grad in grads]  # for parameters
             if norm is not None:
                 logged["grad_norm"] = total_norm(grads)
                 nn.utils.clip_grads_with_norm_(held, norm, logged["grad_norm"])
