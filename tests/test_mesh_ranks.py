@@ -173,6 +173,7 @@ def test_batch_norms_that_are_synchronised_count_each_sample_once(tmp_path, worl
     assert_near(actual["weights"], expected)
 
 
+@pytest.mark.nightly
 def test_ranks_that_share_samples_draw_alike_and_others_dont(tmp_path):
     ranks = [one["draws"] for one in run_ranks(train, tmp_path, 2, batch_size=6, world_size=4)]
 
@@ -224,6 +225,7 @@ class Flips:
             weight[0, 0] ^= 1 << 28  # of the exponent
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_flipped_bit_is_found_and_the_rank_is_named_by_its_place(tmp_path, rank):

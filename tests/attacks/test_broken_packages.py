@@ -55,6 +55,7 @@ def test_a_lock_is_refused_with_every_problem(kind, number, tmp_path, capsys, mo
     assert {f"p{idx}" for idx in range(number)} <= named
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("clean")
 def test_the_work_grows_with_the_number_of_problems(tmp_path, monkeypatch):
     """Thousands of problems once took the square of that: every plugin was held against each."""

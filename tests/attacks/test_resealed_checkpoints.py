@@ -210,6 +210,7 @@ def test_a_checkpoint_that_was_written_again_is_gone_on_from(outcome):
     assert outcome(Row(("training",), Change("same", lambda value: value))) == "trained"
 
 
+@pytest.mark.nightly
 def test_changed_values_are_refused_or_harmless(written, outcome):
     """A draw from all rows, the same each time."""
     rows = random.Random(0).sample(rows_of(written), NUM_ROWS)

@@ -32,6 +32,7 @@ def timeline(load):
     return load("gpu_timeline")
 
 
+@pytest.mark.nightly
 def test_without_a_gpu_it_runs_and_says_what_that_is_worth(gpu_step, capsys):
     """Whoever tries it on a CPU sees that it works, and isn't misled."""
     gpu_step.main(["--device", "cpu", "--workload", "small_cnn", "--steps", "1", "--turns", "1"])

@@ -76,6 +76,7 @@ trainer = Trainer(
 """
 
 
+@pytest.mark.nightly
 def test_a_second_process_in_the_folder_is_refused(clean, run_python):
     """They would write over each other."""
     exec(BARE, first := {})

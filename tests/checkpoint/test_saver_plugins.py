@@ -111,6 +111,7 @@ def order_of(folder, interval, **given):
     return "".join(order)
 
 
+@pytest.mark.nightly
 @pytest.mark.about_cpu
 def test_what_is_written_is_not_kept_in_memory(tmp_path):
     """On the host the copy is as large as the run: parameters and states would be held twice."""

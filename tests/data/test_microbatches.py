@@ -241,6 +241,7 @@ def test_a_closure_exchanges_gradients_once_on_each_rank():
     torch.testing.assert_close(weights, of_rank()[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_pads_resumes_with_the_same_bits(tmp_path):
     """What it pads with is in the checkpoint."""
     given = {"checkpoint_interval": "1ba", "run_dir": tmp_path, "resume": "auto"}

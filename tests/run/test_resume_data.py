@@ -53,6 +53,7 @@ def fit(folder, until=None, model=deep, batch_size=4, **loading):
         return {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_may_change_from_one_process_to_the_next(tmp_path, persistent):

@@ -124,6 +124,7 @@ def test_two_ranks_shrink_together(train):
     assert other[2] == []
 
 
+@pytest.mark.nightly
 def test_a_sample_that_does_not_fit_is_an_error(train):
     """There is nothing left to halve."""
     with pytest.raises(torch.OutOfMemoryError) as caught:

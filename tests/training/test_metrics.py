@@ -163,6 +163,7 @@ def test_an_evaluation_by_itself_is_delivered_at_once(
     assert heard == [{"eval/seen": 4.0}]
 
 
+@pytest.mark.nightly
 def test_where_the_task_does_not_import_torchmetrics_neither_does_the_run(run_python):
     """It takes as long to import as torch, and longer beside scipy and transformers."""
     code = """

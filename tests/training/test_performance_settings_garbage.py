@@ -91,6 +91,7 @@ def test_cyclic_garbage_is_freed_at_the_interval(make_trainer, make_plugin):
     assert alive == [1, 2, 3, 1, 2, 3, 1]
 
 
+@pytest.mark.nightly
 def test_old_garbage_is_freed_at_the_tenth_multiple(make_trainer, make_plugin):
     """A look at everything takes as long as many steps: too long for a short run, too useful to miss."""
     old, alive = Cycle(), []

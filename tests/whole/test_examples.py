@@ -97,6 +97,7 @@ def test_an_examples_loss_falls(name, example, make_plugin):
     assert sum(losses[-tenth:]) < 0.9 * sum(losses[:tenth])
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "what", "least"),
@@ -214,6 +215,7 @@ def test_microbatches_give_the_gradient_of_the_whole(name, example, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "tbptt"])
 def test_two_ranks_have_worlds_of_their_own_and_one_policy(name, example, tmp_path):

@@ -94,6 +94,7 @@ task = Task(
 """
 
 
+@pytest.mark.nightly
 def test_what_runs_say_themselves_is_in_their_logs(tiny, install, monkeypatch, capfd):
     """Progress bars of several runs would garble each other; without metrics torchmetrics isn't imported."""
     install(tiny, "nudge", NUDGE)

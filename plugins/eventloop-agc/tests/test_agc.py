@@ -145,6 +145,7 @@ class Gain(nn.Module):
         return inputs * self.gain
 
 
+@pytest.mark.nightly
 def test_a_parameter_of_one_element_is_clipped_as_in_one_process(fit):
     """One of two ranks holds none of it: a gain, and an output's bias and its row of weights."""
 

@@ -102,6 +102,7 @@ def test_a_weight_that_is_not_known_fails_the_parts_and_not_the_whole(checked):
     assert not report.found.succeeds
 
 
+@pytest.mark.nightly
 def test_a_mean_over_tokens_that_is_weighed_by_samples(checked):
     """huggingface/transformers#24725, fixed in #34191: the mean of the microbatches' means."""
     report = checked(lambda: text_task(TinyText(token_mean)))

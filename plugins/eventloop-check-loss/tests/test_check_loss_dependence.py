@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from eventloop import hookimpl
 
 
+@pytest.mark.nightly
 def test_labels_that_are_shifted_across_samples(checked):
     """pytorch/torchtitan#4075: the last token of a document is made to predict the first of the next."""
 
@@ -170,6 +171,7 @@ class Noisy(nn.Module):
         return self.head(inputs) * torch.rand((), generator=self.generator)
 
 
+@pytest.mark.nightly
 def test_other_random_numbers_can_not_be_made_equal_and_are_told(checked):
     """What the other laws would say about them is left out; the law of random numbers is broken."""
     generator = torch.Generator().manual_seed(7)

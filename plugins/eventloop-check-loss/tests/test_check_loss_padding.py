@@ -84,6 +84,7 @@ class Pooled(TinyText):
         return hidden_BTC + hidden_BTC.mean(1, keepdim=True)
 
 
+@pytest.mark.nightly
 def test_an_attention_mask_that_is_ignored(checked):
     """What is in the padding reaches every output."""
     report = checked(lambda: weighed(Pooled(token_mean)))

@@ -214,6 +214,7 @@ def test_half_precision_trains_about_the_same(train, precision):
     assert not torch.allclose(weights(train(precision=precision)), expected, atol=0.03)
 
 
+@pytest.mark.nightly
 def test_a_compiled_run_ends_with_the_same_weights(train):
     """The teacher takes the model's place, and must not take that of the compiled one."""
     expected = weights(train(Distill(teacher=Teacher())))

@@ -85,6 +85,7 @@ def test_shards_of_the_averages_are_those_of_any_number_of_ranks(tmp_path, alone
         torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_the_best_averages_are_lent_to_the_test_set_by_each_rank(tmp_path):
     """Those of the first evaluation, since the highest loss is wanted; afterwards it has its own again."""
 

@@ -122,6 +122,7 @@ def network_drawn():
     return model
 
 
+@pytest.mark.nightly
 def test_one_process_goes_on_with_what_two_sharded_ranks_saved(tmp_path):
     """The digest of shards is that of whole weights."""
     run_ranks(lambda: fit(tmp_path, SaveTrained(), Fsdp(), batch=5))

@@ -161,6 +161,7 @@ def test_batch_norm_over_all_ranks_is_that_of_one_process(fit):
     assert_near(actual, expected, 2e-6)
 
 
+@pytest.mark.nightly
 def test_bf16_is_near(fit):
     """What is sent has fewer bits; what is kept, and exported, has all of them."""
     expected, _ = fit(batch_size=16)
@@ -358,6 +359,7 @@ class Seen(SumMetric):
         super().update(torch.ones(len(targets)))
 
 
+@pytest.mark.nightly
 def test_ranks_evaluate_and_predict_for_different_numbers_of_batches(tmp_path):
     """Each pass takes all ranks: who has run out passes for nothing, and counts nothing."""
 
@@ -583,6 +585,7 @@ def of_parts(folder, *plugins):
         return weights, trainer.state.eval_metrics["test"], traces
 
 
+@pytest.mark.nightly
 def test_ranks_may_have_other_numbers_of_microbatches(tmp_path):
     """Ranks with fewer compute a pass that counts for nothing, and leaves nothing behind."""
     expected, metrics, _ = of_parts(tmp_path)

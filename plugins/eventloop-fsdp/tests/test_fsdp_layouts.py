@@ -174,6 +174,7 @@ def compiled(folder, options=None, backend=counted, layers=False, **given):
     return weights, seen["notes"], len(GRAPHS)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by torch's compiler
 def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
     """What gathers it stays outside; an evaluation runs it, too."""

@@ -200,6 +200,7 @@ def test_a_run_that_goes_on_does_not_look_at_them(tmp_path, file):
         on_two(begun, tmp_path / "new", **given)
 
 
+@pytest.mark.nightly
 def test_weights_of_another_type_are_converted(tmp_path, other):
     """As load_state_dict does it."""
     path = tmp_path / "model.safetensors"
@@ -291,6 +292,7 @@ def test_weights_that_the_model_lacks_are_warned_of(tmp_path, other):
     assert_same(weights, other)
 
 
+@pytest.mark.nightly
 def test_a_run_begins_with_the_weights_of_another_run(tmp_path):
     """Of shards that were written by other ranks, too."""
     trained = on_two(begun, tmp_path / "first", until="2ba", layers=None)[0][0]

@@ -246,6 +246,7 @@ def test_checkpoints_at_a_url(tmp_path, shared):
     assert list(differences(read_checkpoint(saved).parts["model"], load_file(exported))) == []
 
 
+@pytest.mark.nightly
 def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
     """Each reads a share of the shards before anything is built; the one before is gone on from."""
     fit(tmp_path, "4ba", num_ranks=2)

@@ -16,6 +16,7 @@ def test_a_name_that_mlflow_takes_stays(name):
     assert accepted_name(name) == name
 
 
+@pytest.mark.nightly
 @settings(max_examples=30)
 @given(st.text(min_size=1, max_size=400))
 def test_any_name_becomes_one_that_mlflow_takes(name):

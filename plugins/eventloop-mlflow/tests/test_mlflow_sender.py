@@ -68,6 +68,7 @@ def ends(code, folder, status):
     return told.decode()
 
 
+@pytest.mark.nightly
 def test_a_sender_that_is_killed_is_an_error_and_the_next_call_starts_another(sender):
     """As memory that is full, or a person, may do."""
     with asked(sender) as (call, _):

@@ -349,6 +349,7 @@ def test_check_tells_who_imports_torch(run, install, clean, only):
     assert costs["aa-test"] is True
 
 
+@pytest.mark.nightly
 def test_a_dormant_plugin_is_off_unless_it_is_named(run, install, clean, only):
     """Naming it is a wish that can't be granted without the option."""
     install("aa-test", "class Plugin:\n    def __init__(self, *, teacher: str): pass\n")

@@ -160,6 +160,7 @@ def test_a_resumed_run_has_the_curves_of_one_in_one_go(batches, tmp_path, finish
     assert sum(report._seconds.values()) > 0
 
 
+@pytest.mark.nightly
 def test_the_curves_of_a_resumed_run_come_from_its_checkpoint(tmp_path, finished):
     """Control: without what was kept, they begin in the middle."""
 

@@ -60,6 +60,7 @@ def test_the_page_has_the_latest_of_each_name(whole):
     assert '<td class="number">6</td><td>\\x1b[31m</td><td></td>' in found["test/samples"]
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_has_the_texts_of_one_in_one_go(tmp_path, whole):
     """Those before the checkpoint come from it."""
     with pytest.raises(EOFError):
@@ -79,6 +80,7 @@ def test_a_run_goes_on_from_a_checkpoint_without_texts(tmp_path):
     assert [*sections(tmp_path)] == ["test/samples"]
 
 
+@pytest.mark.nightly
 def test_long_ones_are_cut_and_of_many_the_latest_stay():
     """They are in memory, in each checkpoint and on the page."""
     texts = Texts()

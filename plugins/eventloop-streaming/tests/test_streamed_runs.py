@@ -100,6 +100,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, kind):
     assert runs.differing(tmp_path / "killed", 2, 6, 15) == []
 
 
+@pytest.mark.nightly
 def test_the_buffer_is_needed(tmp_path):
     """Control: a run whose checkpoint has lost it trains on other samples."""
 

@@ -43,6 +43,7 @@ def test_two_ranks_have_the_mean_of_one(tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_statistics_are_those_of_the_data_of_all_ranks(tmp_path):
     """As if one process had gone through the batches of both."""
     (found, _), _ = run_ranks(fit, tmp_path, 8, model=with_norm)
@@ -55,6 +56,7 @@ def test_statistics_are_those_of_the_data_of_all_ranks(tmp_path):
         torch.testing.assert_close(found[name], model.state_dict()[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_shared_batch_norms_have_one_estimate(tmp_path):
     """They wait for each other in every pass, also where one rank has less data than the other."""
     results = run_ranks(fit, tmp_path, 7, model=with_norm, sync_batch_norm=True)

@@ -6,6 +6,7 @@ import pytest
 from eventloop_sweep.report import draw
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_the_plot_is_one_picture_where_it_was_asked_for(tmp_path):
     """As the other commands draw theirs."""

@@ -79,6 +79,7 @@ def test_what_a_killed_worker_left_is_gone_on_with_once(worker):
     assert other.number == 1
 
 
+@pytest.mark.nightly
 def test_a_trial_whose_worker_lives_is_left_alone(worker):
     """Control of the test above."""
     alive, other = worker(), worker()

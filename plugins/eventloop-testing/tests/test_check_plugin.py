@@ -376,6 +376,7 @@ def test_a_plugin_that_is_not_installed_needs_a_role():
         check_plugin(Tame)
 
 
+@pytest.mark.nightly
 @pytest.mark.about_cpu
 def test_a_plugin_is_built_with_options_and_tried_on_a_task_of_its_authors():
     """A plugin for language models needs one."""

@@ -98,6 +98,7 @@ def test_workers_of_ranks_that_fail_end_with_them(tmp_path):
     assert all(gone(one, 2) for one in of_files(tmp_path))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does it on Linux alone")
 def test_ranks_end_with_a_caller_that_is_killed(tmp_path):
     """A test that took too long is killed, and its ranks mustn't stay; workers look each 5 s."""
