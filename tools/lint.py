@@ -96,6 +96,8 @@ _NAMES_OF_OTHERS = {"EMA", "EVENTLOOP_MAX_DURATION", "EVENTLOOP_MIXUP__ALPHA", "
 _DEVICE = re.compile(r"\b(\w*cuda\w*|torch\.(?:xpu|mps|mtia)\b|\w+\.type [!=]= [\"'](?!meta|xla))")
 # Other packages' own facts, by file.
 _DEVICES_OF_OTHERS = {"importing.py": "for which CUDA torchvision's wheel is", "refused.py": "Lightning's names"}  # fmt: skip
+_WORD = re.compile(r"\w+")
+_NO_CODE = re.compile(r'"{3}[\s\S]*?"{3}|#.*')  # docstrings and comments
 _REFERENCE = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
 _TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)}
 # Folders and files of `tests` that test no module of `src`, each with the reason.
@@ -188,28 +190,32 @@ def references(folder: Path, others: Iterable[Path]) -> Iterator[str]:
         others: folders whose code may have the name, too.
     """
     known = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names, *_NAMES_OF_OTHERS}
-    found: list[tuple[Path, int, str]] = []
-    for path in (path for one in (folder, *others) for path in sorted(one.rglob("*.py"))):
-        known |= {path.stem, *path.parts}
-        before = tokenize.NEWLINE
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
-            is_docstring = token.type == tokenize.STRING and before in (
-                tokenize.NEWLINE,
-                tokenize.INDENT,
-            )
-            if token.type == tokenize.NAME:
-                known.add(token.string)
-            elif is_docstring or token.type == tokenize.COMMENT:
-                lines = enumerate(token.string.split("\n"), token.start[0])
-                found += ((path, idx, name) for idx, line in lines
-                          for name in _REFERENCE.findall(line) if folder in path.parents)  # fmt: skip
-            else:
-                known |= set(re.findall(r"\w+", token.string))
-            if token.type not in (tokenize.NL, tokenize.COMMENT):
-                before = token.type
+    for path in (path for one in (folder, *others) for path in one.rglob("*.py")):
+        known |= {path.stem, *path.parts, *_WORD.findall(_NO_CODE.sub("", path.read_text("utf-8")))}
+    found = (
+        (path, line, name)
+        for path in sorted(folder.rglob("*.py"))
+        for start, text in _documentation(path)
+        for line, written in enumerate(text.split("\n"), start)
+        for name in _REFERENCE.findall(written)
+    )
     for path, line, name in found:
         if not known.issuperset(part for part in name.split(".") if not part.isdecimal()):
             yield f"{path}:{line}: `{name}` doesn't exist; write: the name that it has now"
+
+
+def _documentation(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the first line and the text of each docstring and comment."""
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+        is_docstring = token.type == tokenize.STRING and before in (
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+        )
+        if is_docstring or token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+        if token.type not in (tokenize.NL, tokenize.COMMENT):
+            before = token.type
 
 
 def devices(folder: Path) -> Iterator[str]:
@@ -219,6 +225,8 @@ def devices(folder: Path) -> Iterator[str]:
     """
     for path in sorted(folder.rglob("*.py")):
         if "devices" in path.parts or path.name in _DEVICES_OF_OTHERS:
+            continue
+        if not _DEVICE.search(path.read_text("utf-8")):  # to write code out again takes a while
             continue
         for line in ast.unparse(_without_docstrings(path)).split("\n"):
             for found in _DEVICE.finditer(line):
