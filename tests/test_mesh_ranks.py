@@ -226,7 +226,6 @@ class Flips:
 
 
 @pytest.mark.nightly
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_flipped_bit_is_found_and_the_rank_is_named_by_its_place(tmp_path, rank):
     place = {1: r"1 \(data 0, twin 1\)", 2: r"2 \(data 1, twin 0\)"}[rank]

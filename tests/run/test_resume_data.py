@@ -54,7 +54,6 @@ def fit(folder, until=None, model=deep, batch_size=4, **loading):
 
 
 @pytest.mark.nightly
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_may_change_from_one_process_to_the_next(tmp_path, persistent):
     """The last bit of the weights is that of the run that was never stopped."""

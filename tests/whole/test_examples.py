@@ -98,7 +98,6 @@ def test_an_examples_loss_falls(name, example, make_plugin):
 
 
 @pytest.mark.nightly
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "what", "least"),
     [("reinforce", "reward", 0.75), ("ppo", "ppo/steps_balanced", 60.0)],
@@ -216,7 +215,6 @@ def test_microbatches_give_the_gradient_of_the_whole(name, example, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "tbptt"])
 def test_two_ranks_have_worlds_of_their_own_and_one_policy(name, example, tmp_path):
     """Without a data set each rank draws by itself; gradients are averaged all the same."""

@@ -184,6 +184,7 @@ def test_the_plugin_keeps_the_contract_of_every_plugin():
     )
 
 
+@pytest.mark.nightly
 def test_a_plugin_that_sleeps_imports_nothing_and_breaks_nothing():
     """Torchvision beside another torch can't be imported, by torchmetrics neither, until this is."""
     code = (

@@ -501,6 +501,7 @@ def test_a_loss_that_is_not_finite_is_trained_on(kind):
     assert trainer.state.timestamp.batch == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
 def test_a_profiler_of_composers_marks_the_events(kind, tmp_path, monkeypatch):
     """Its trace has the same events from both trainers."""

@@ -115,7 +115,7 @@ class Raises:
             raise EOFError
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("kind", ["kto", "stored", "lora"])
 def test_two_ranks_go_on_with_the_same_bits(tmp_path, kind, strategy):

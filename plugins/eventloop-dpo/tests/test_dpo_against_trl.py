@@ -92,7 +92,7 @@ def test_it_ends_with_the_losses_and_weights_of_trl(tmp_path, case, model):
         require_equal(trained(tmp_path / name, **given), expected)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ["dpo", "ipo", "kto", "simpo", "orpo", "cpo"])
 @pytest.mark.parametrize("model", ["full", "new LoRA"])
 def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, case, model):
@@ -117,7 +117,7 @@ def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, case,
             require_equal(found, expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ["orpo", "cpo"])
 def test_uneven_answers_weigh_as_in_one_process(tmp_path, case):
     """Two ranks end with the weights of one, which are those of TRL's one, but not of its two."""

@@ -190,7 +190,6 @@ def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("options", [None, {}])
 def test_two_ranks_and_one_compile_the_same_layers(tmp_path, options):

@@ -32,6 +32,7 @@ def test_asleep_it_imports_no_transformers():
     assert ran.stdout == "False\n"
 
 
+@pytest.mark.nightly
 def test_the_reward_rises(tmp_path):
     """Completions that are better than the others of their prompt become more probable."""
     rewards = []
@@ -109,6 +110,7 @@ class Shorter:
         return [-0.5 * len(one.split()) for one in rollouts.completions]
 
 
+@pytest.mark.nightly
 def test_rewards_of_other_packages_are_added(tmp_path):
     """Without a function of its own, too; completions become shorter."""
     seen = Seen()

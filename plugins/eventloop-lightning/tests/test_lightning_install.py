@@ -96,6 +96,7 @@ def test_a_module_of_either_package_is_trained(library, tmp_path):
     assert lines == ["RESULT True True", f"RESULT {library == 'lightning.pytorch'}"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", WHEN)
 def test_a_library_that_makes_its_own_trainer_gets_ours(when, tmp_path):
     """Whether it was imported before the line or comes after it; the settings are those of the line."""

@@ -63,6 +63,7 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path, strategy):
     torch.testing.assert_close(own, saved, rtol=0, atol=0)
 
 
+@pytest.mark.nightly
 def test_a_base_of_16_bits_is_sharded_with_adapters_of_32(tmp_path):
     """As large models are loaded; peft makes adapters of float32."""
     given = {"model": lambda: llama().bfloat16(), "precision": "bf16"}
@@ -75,6 +76,7 @@ def test_a_base_of_16_bits_is_sharded_with_adapters_of_32(tmp_path):
     assert {one.dtype for one in actual[0].values()} == {torch.bfloat16, torch.float32}
 
 
+@pytest.mark.nightly
 def test_sharded_ranks_load_a_folder_and_refuse_to_merge(tmp_path):
     """Each reads its share of the adapter."""
     fit(tmp_path, lora(), export=tmp_path / "adapter")
@@ -109,7 +111,7 @@ def generated(folder, *plugins):
         return model.generate(input_ids=tokens, max_new_tokens=3, pad_token_id=0).cpu()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
 def test_sharded_ranks_generate(tmp_path, task_type):
     """A model of peft calls the forward pass of the base model, not its own, which gathers."""
@@ -122,6 +124,7 @@ def test_sharded_ranks_generate(tmp_path, task_type):
     assert torch.equal(sharded[1], whole[0])
 
 
+@pytest.mark.nightly
 def test_a_rank_with_another_base_is_noticed(tmp_path):
     """Control: the base of the resumed ranks is compared, shards and all."""
     run_ranks(lambda: fit(tmp_path, lora(), Fsdp(), batch=1))

@@ -100,6 +100,7 @@ def test_it_ends_with_the_losses_and_weights_of_trl(tmp_path, case, model):
         require_equal(trained(tmp_path / name, **given), expected)
 
 
+@pytest.mark.nightly
 @needs_trl
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)

@@ -241,6 +241,7 @@ def test_the_command_trains_and_peft_loads_what_it_exports(tmp_path, monkeypatch
     )
 
 
+@pytest.mark.nightly
 def test_the_example_learns_within_a_minute(tmp_path):
     """A tiny model says more of what functions are for than it did."""
     example = runpy.run_path(str(EXAMPLE))

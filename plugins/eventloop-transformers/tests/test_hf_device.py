@@ -81,6 +81,7 @@ def test_a_trainer_has_the_bits_of_the_cpu_and_no_step_waits_here(tmp_path, name
     assert not ours(lines)
 
 
+@pytest.mark.nightly
 @pytest.mark.about_cpu
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["SFT", "SFT, packed", "DPO", "Reward", "GRPO", "RLOO", "KTO"])

@@ -30,7 +30,7 @@ def test_it_trains_as_theirs(tmp_path, monkeypatch, name):
     assert differing(*results) == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "more", [{}, {"gradient_accumulation_steps": 2}, {"ignore_data_skip": True}], ids=str
 )
@@ -119,6 +119,7 @@ def test_filters_of_the_users_hold_where_a_loss_broadcasts(tmp_path, kind, actio
     assert filters.count("Using a target size") == 1
 
 
+@pytest.mark.nightly
 def test_another_seed_would_be_seen(tmp_path, monkeypatch):
     """Control."""
     one = trained(transformers.Trainer, tmp_path / "one")
@@ -127,6 +128,7 @@ def test_another_seed_would_be_seen(tmp_path, monkeypatch):
     assert any(one.startswith(".weights") for one in differing(one, other))
 
 
+@pytest.mark.nightly
 def test_a_second_train_begins_again(tmp_path):
     """With the weights of the first, as theirs."""
     results = []

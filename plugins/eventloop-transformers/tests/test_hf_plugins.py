@@ -71,7 +71,7 @@ def test_after_training_the_average_is_evaluated_and_exported(tmp_path):
     assert averaged == last == alone.evaluate()["eval_loss"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_sam_takes_its_second_gradient_by_the_trainers_step(tmp_path, accumulated):
     """With rho near 0 it is the first one, so that the training is the plain one's."""
@@ -88,6 +88,7 @@ def test_sam_takes_its_second_gradient_by_the_trainers_step(tmp_path, accumulate
     assert differing(plain["history"], other["history"]) != []
 
 
+@pytest.mark.nightly
 def test_agc_clips_instead_of_the_trainer(tmp_path):
     """It is refused as long as the trainer would clip, too, which it does unless it is told."""
     with pytest.raises(PluginError, match=r"so that max_grad_norm=1\.0 has no effect"):
@@ -124,6 +125,7 @@ def test_an_average_and_the_best_weights_are_refused(tmp_path):
         with_plugins(tmp_path, [Ema()], **best)
 
 
+@pytest.mark.nightly
 def test_loggers_get_what_the_trainer_logs(tmp_path):
     """Beside what they have of any run."""
     kind = on_eventloop(

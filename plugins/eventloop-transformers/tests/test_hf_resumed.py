@@ -86,6 +86,7 @@ def test_it_goes_on_to_the_bits_of_one_go(tmp_path, monkeypatch, name, deaths, i
     assert differing(without_calls(whole), without_calls(found)) == []
 
 
+@pytest.mark.nightly
 def test_without_what_is_kept_it_would_end_elsewhere(tmp_path, monkeypatch):
     """Control: the losses that aren't logged yet are forgotten."""
     case = {"logging_steps": 5}
@@ -97,6 +98,7 @@ def test_without_what_is_kept_it_would_end_elsewhere(tmp_path, monkeypatch):
     assert any("loss" in one for one in differing(whole["history"], found["history"]))
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_over_is_over_when_it_is_started_again(tmp_path, monkeypatch):
     """It returns what it returned."""
     whole = in_one_go(tmp_path, monkeypatch)
@@ -108,6 +110,7 @@ def test_a_run_that_is_over_is_over_when_it_is_started_again(tmp_path, monkeypat
     assert differing({**whole, **unlike}, {**again, **unlike}) == []
 
 
+@pytest.mark.nightly
 def test_without_a_run_dir_nothing_goes_on(tmp_path):
     """It is asked for, as by transformers' `resume_from_checkpoint`."""
     first = trained(eventloop_transformers.Trainer, tmp_path / "out", **SAVES)
@@ -118,6 +121,7 @@ def test_without_a_run_dir_nothing_goes_on(tmp_path):
     assert not Path("runs").exists()
 
 
+@pytest.mark.nightly
 def test_checkpoints_of_later_steps_are_written_again_and_others_stay(tmp_path, monkeypatch):
     """A torn one, and one of a run before."""
     monkeypatch.chdir(tmp_path)

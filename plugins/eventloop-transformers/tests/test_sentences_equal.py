@@ -45,7 +45,7 @@ def trained(on: Any, folder: Path, **more: Any) -> list[Any]:
     return [dict(model.state_dict()), untimed(trainer.state.log_history), recorder.calls]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_sentences_are_trained_as_on_its_own_loop(tmp_path, arguments):
     """Weights, history and callbacks; the loss is one over pairs, in each batch."""

@@ -40,6 +40,7 @@ def trained(folder: Path, **more: Any) -> list[Any]:
     return [dict(body.state_dict()), dict(head.state_dict()), type(trainer.st_trainer).__mro__]
 
 
+@pytest.mark.nightly
 def test_setfit_is_trained_as_on_its_own_loop(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """Body and head, with one line: the class of which its trainer makes one. Both are on the CPU."""
     monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
