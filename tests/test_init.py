@@ -57,6 +57,7 @@ def test_discovering_plugins_does_not_import_a_parser_of_mails(run_python, insta
     assert run_python(statement).stdout == "True False\n"
 
 
+@pytest.mark.nightly
 def test_an_import_of_torch_would_be_seen(run_python):
     """Control."""
     assert {"torch", "eventloop"} <= imported(run_python, "from eventloop import Task")

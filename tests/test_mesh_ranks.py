@@ -119,14 +119,15 @@ def train(
     with isolated_trainer(
         folder, task, algorithms=[*sharing, watches, *plugins], **given
     ) as trainer:
-        result = trainer.fit(until=until)
         state = trainer.state
+        mesh = state.mesh  # before training: its groups connect while other ranks still run
+        result = trainer.fit(until=until)
         return {
             "weights": {name: one.clone() for name, one in state.model.state_dict().items()},
             "metrics": result.metrics,
             "moment": state.clock.moment()._replace(seconds=0),
             "place": (state.data_rank, state.data_world_size, state.layout.label(state.rank)),
-            "mesh": None if state.mesh is None else state.mesh.mesh_dim_names,
+            "mesh": None if mesh is None else mesh.mesh_dim_names,
             **vars(watches),
         }
 

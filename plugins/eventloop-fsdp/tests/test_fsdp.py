@@ -420,6 +420,7 @@ def test_an_eval_data_loader_of_another_length_than_it_says_is_named(tmp_path):
         run_ranks(run)
 
 
+@pytest.mark.nightly
 def test_weights_and_optimizer_states_are_those_of_one_process(tmp_path):
     """Names, shapes and layout: what one strategy saved, another can load."""
 

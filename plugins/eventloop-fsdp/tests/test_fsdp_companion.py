@@ -77,7 +77,7 @@ def fit(folder, *plugins, batch_size=8, seed=5, batch=None, **given):
     }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"offload": True}, {"reshard_after_forward": False}])
 def test_a_sharded_teacher_teaches_what_a_whole_one_does(tmp_path, options):
     """Each rank holds half of it, also after a forward pass; the weights are those of one process."""

@@ -18,6 +18,7 @@ LINE = ["tiny.py", "--task.lr", "log:1e-3:1.0", "--clip-norm", "none,1.0", "--tr
         "--metric", "test/loss", "--run-dir", "here", "--jobs", "2", "--no-plugins"]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_sweep_trains_and_says_what_was_best(tiny, tiny_text, monkeypatch, capsys):
     """As a line and as a file; the same line again trains nothing, another metric is refused."""
     # Without metrics, for which each process would import torchmetrics.

@@ -66,6 +66,7 @@ def test_a_checkpoint_has_what_was_there_when_it_was_due(make_trainer, tmp_path,
     torch.testing.assert_close(dict(saved.parts["model"]), weights, rtol=0, atol=0)
 
 
+@pytest.mark.nightly
 def test_microbatches_are_as_large_as_memory_allows(make_trainer):
     """Auto microbatches shrink at the device's own error, and train as one batch does."""
     width = 64
