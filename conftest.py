@@ -26,7 +26,7 @@ pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]
 
 @pytest.fixture(scope="session", autouse=True)
 def installed_is_read_once() -> Iterator[None]:
-    """Reads the metadata of what is installed once, not for each trainer; those of a test's own packages as ever."""
+    """Reads the metadata of what is installed once, not for each trainer; that of a test's own packages each time."""
     from eventloop.plugin import metadata
 
     read, folders = metadata._text, tuple(filter(None, sys.path))
@@ -34,7 +34,7 @@ def installed_is_read_once() -> Iterator[None]:
 
     def read_once(distribution: Distribution, name: str) -> str | None:
         file = (metadata.folder_of(distribution), name)
-        if not file[0].startswith(folders):
+        if not file[0].startswith(folders) or not file[0].endswith((".dist-info", ".egg-info")):
             return read(distribution, name)
         if file not in known:
             known[file] = read(distribution, name)

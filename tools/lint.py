@@ -97,7 +97,9 @@ _DEVICE = re.compile(r"\b(\w*cuda\w*|torch\.(?:xpu|mps|mtia)\b|\w+\.type [!=]= [
 # Other packages' own facts, by file.
 _DEVICES_OF_OTHERS = {"importing.py": "for which CUDA torchvision's wheel is", "refused.py": "Lightning's names"}  # fmt: skip
 _WORD = re.compile(r"\w+")
-_NO_CODE = re.compile(r'"{3}[\s\S]*?"{3}|#.*')  # docstrings and comments
+_NO_CODE = re.compile(
+    r'^\s*[rR]?"{3}[\s\S]*?"{3}|(?:^|\s)#\s.*', re.MULTILINE
+)  # docstrings, comments
 _REFERENCE = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
 _TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)}
 # Folders and files of `tests` that test no module of `src`, each with the reason.

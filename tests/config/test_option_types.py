@@ -137,3 +137,14 @@ def test_the_line_for_a_list_shows_how_one_is_written(source, line):
         typed(option, Value("q_proj", source), "lora")
 
     assert f"give it as list[str] or none: {line}" in str(caught.value)
+
+
+def test_a_union_is_tried_in_its_own_order():
+    """Unions of the same types are equal to Python, in whatever order they are written."""
+
+    def task(first: int | float, second: float | int):
+        pass
+
+    values = [convert_value(option, "3") for option in options_of(task).values()]
+
+    assert [type(one) for one in values] == [int, float]

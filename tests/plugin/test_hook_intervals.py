@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eventloop import hookimpl, hookspec
+import pytest
+
+from eventloop import PluginError, hookimpl, hookspec
 
 
 def test_every_runs_once_for_each_multiple(make_trainer):
@@ -60,3 +62,19 @@ def test_every_counts_once_however_often_the_hook_is_called(make_trainer):
     make_trainer(algorithms=[Ema()], callbacks=[Sometimes()], max_duration="5ba").fit()
 
     assert Sometimes.heard == [2, 4]
+
+
+def test_a_question_is_asked_each_time(make_trainer):
+    """Between two multiples it would have no answer."""
+
+    class Sometimes:
+        """Answers now and then."""
+
+        @hookimpl(every="2ba")
+        def should_stop(self, state):
+            return False
+
+    with pytest.raises(
+        PluginError, match="every='2ba' is for events, but should_stop is a question"
+    ):
+        make_trainer(callbacks=[Sometimes()])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import walk_packages
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import eventloop
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import Rules
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.plugin.owners import arrange, refused_by_pluggy
 from eventloop.plugin.records import Plugin
+from eventloop.training.default_actions import Defaults
+from eventloop.training.progress_lines import ProgressLines
 
 
 def acts(state):
@@ -89,45 +94,6 @@ def test_an_owner_that_nobody_is_is_refused(plugin, problems_of, owners, what):
     (problem,) = problems_of(muon, owners=owners)
 
     assert what in problem
-
-
-def test_a_plugin_gets_what_it_requires_or_stops_the_run(plugin, problems_of):
-    """Training without it would be another training."""
-    needy = plugin("needy", batch_end=acts)
-    needy.target.requires = ("ema",)
-
-    assert problems_of(needy) == ["needy requires ema, which isn't installed"]
-    assert problems_of(needy, plugin("EMA", batch_end=acts)) == []
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "what"),
-    [
-        ("requires", "ema>=0.2", None),
-        ("requires", "ema>=0.3", "needy requires ema>=0.3, and 0.2.1 is installed"),
-        ("requires", "swa>=0.3", "needy requires swa>=0.3, which isn't installed"),
-        ("conflicts", "ema<0.2", None),
-        ("conflicts", "ema<0.3", "needy and ema<0.3 can't work together, says needy"),
-    ],
-)
-def test_relations_may_have_versions(plugin, problems_of, attribute, value, what):
-    """What one offers to another comes and goes with its versions."""
-    needy = plugin("needy", batch_end=acts)
-    setattr(needy.target, attribute, (value,))
-
-    problems = problems_of(needy, plugin("ema", distribution="eventloop-ema", batch_end=acts))
-
-    assert problems == ([] if what is None else [what])
-
-
-def test_plugins_that_conflict_are_refused(plugin, problems_of):
-    """One of them knows that the result would be wrong."""
-    cut = plugin("cut", batch_end=acts)
-    cut.target.conflicts = "mix"
-
-    (problem,) = problems_of(cut, plugin("mix", batch_end=acts))
-
-    assert problem == "cut and mix can't work together, says cut"
 
 
 def test_plugins_that_compare_equal_are_refused(problems_of):
@@ -400,13 +366,21 @@ def test_one_that_phases_or_edges_order_is_not(plugin, problems_of, of_condition
 
 def test_pluggy_takes_the_core_s_own_plugins(make_trainer, plugin):
     """A run leaves that out, as it would find the same each time."""
-    assembly = make_trainer().assembly
-    own = [one.target for one in assembly.plugins if one.role == "core"]
-    own.append(RankHooks.__new__(RankHooks))
-    as_others = [replace(plugin(f"own{idx}"), target=target) for idx, target in enumerate(own)]
+    names = [one.name for one in walk_packages(eventloop.__path__, "eventloop.")]
+    modules = [import_module(name) for name in names if not name.endswith("__main__")]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    own = sorted((one for one in kinds if _implements(one)), key=lambda one: one.__qualname__)
+    as_others = [
+        replace(plugin(f"own{idx}"), target=kind.__new__(kind)) for idx, kind in enumerate(own)
+    ]
     wrong = plugin("wrong", batch_end=lambda state, rest: None)
+    assembly = make_trainer().assembly
 
-    assert len(own) > 4
+    assert {Defaults, RankHooks, ProgressLines} < {*own}
     assert refused_by_pluggy(replace(assembly, plugins=tuple(as_others))) == []
     (refused,) = refused_by_pluggy(replace(assembly, plugins=(*as_others, wrong)))
     assert "rest" in refused.what
+
+
+def _implements(kind: type) -> bool:
+    return any(hasattr(one, "eventloop_impl") for one in vars(kind).values())

@@ -8,7 +8,7 @@ from importlib_metadata import EntryPoint
 from eventloop.config.plugin_flags import Choice, Reason
 from eventloop.errors import UsageError, raise_all
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import problems_of, select
+from eventloop.plugin.select import problems_of, relation_problems, select
 
 
 def found(name: str, distribution: str = "", version: str = "1.0") -> Found:
@@ -98,3 +98,51 @@ def test_a_run_in_progress_judges_reasons_by_kind(kind):
     prefix = "" if kind == "run" else "not part of this run: off when it began, "
     remembered = "run" if kind == "run" else "unsuitable"
     assert (one.reason, one.kind) == (f"{prefix}{then.text}", remembered)
+
+
+def acts(state):
+    return 1
+
+
+def relations(*plugins):
+    """Gives the first lines of the problems."""
+    return [error.what for error in relation_problems(plugins, [])]
+
+
+def test_a_plugin_gets_what_it_requires_or_stops_the_run(plugin):
+    """Training without it would be another training."""
+    needy = plugin("needy", batch_end=acts)
+    needy.target.requires = ("ema",)
+
+    assert relations(needy) == ["needy requires ema, which isn't installed"]
+    assert relations(needy, plugin("EMA", batch_end=acts)) == []
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "what"),
+    [
+        ("requires", "ema>=0.2", None),
+        ("requires", "ema>=0.3", "needy requires ema>=0.3, and 0.2.1 is installed"),
+        ("requires", "swa>=0.3", "needy requires swa>=0.3, which isn't installed"),
+        ("conflicts", "ema<0.2", None),
+        ("conflicts", "ema<0.3", "needy and ema<0.3 can't work together, says needy"),
+    ],
+)
+def test_relations_may_have_versions(plugin, attribute, value, what):
+    """What one offers to another comes and goes with its versions."""
+    needy = plugin("needy", batch_end=acts)
+    setattr(needy.target, attribute, (value,))
+
+    problems = relations(needy, plugin("ema", distribution="eventloop-ema", batch_end=acts))
+
+    assert problems == ([] if what is None else [what])
+
+
+def test_plugins_that_conflict_are_refused(plugin):
+    """One of them knows that the result would be wrong."""
+    cut = plugin("cut", batch_end=acts)
+    cut.target.conflicts = "mix"
+
+    (problem,) = relations(cut, plugin("mix", batch_end=acts))
+
+    assert problem == "cut and mix can't work together, says cut"

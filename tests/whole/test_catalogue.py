@@ -139,7 +139,6 @@ def with_entry_points(groups: Iterable[str], *, is_slow: bool = False) -> pytest
     )
 
 
-@pytest.mark.nightly
 @with_entry_points(GROUPS, is_slow=True)
 def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch):
     """One that is new is covered the day its folder is there."""

@@ -102,7 +102,6 @@ def test_it_ends_with_the_losses_and_weights_of_trl(tmp_path, case, model):
 
 @pytest.mark.nightly
 @needs_trl
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, model):
     """Whole and sharded, with microbatches of 1 and 3."""

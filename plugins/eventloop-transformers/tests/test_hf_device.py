@@ -83,7 +83,6 @@ def test_a_trainer_has_the_bits_of_the_cpu_and_no_step_waits_here(tmp_path, name
 
 @pytest.mark.nightly
 @pytest.mark.about_cpu
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["SFT", "SFT, packed", "DPO", "Reward", "GRPO", "RLOO", "KTO"])
 def test_a_trainer_of_trl_has_them_too(tmp_path, name):
     """Completions are drawn as on the host."""

@@ -73,6 +73,20 @@ class Option:
         """The type as help and messages name it."""
         return _type_name(self.type)
 
+    @functools.cached_property
+    def parser(self) -> Any:
+        """The parser of its values, jsonargparse's; built on first use."""
+        from jsonargparse import ArgumentParser
+        from jsonargparse.typing import register_type
+
+        for one, parse in _PARSERS.items():
+            register_type(one, serializer=str, deserializer=parse)
+        parser = ArgumentParser(exit_on_error=False)
+        # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
+        # registered form is used (jsonargparse 4.53).
+        parser.add_argument("--value", type=self.type | None)
+        return parser
+
 
 def options_of(function: Callable[..., Any]) -> dict[str, Option]:
     """Returns the options of a function or of a class's constructor, by folded name."""
@@ -169,25 +183,10 @@ def convert_value(option: Option, raw: object) -> Any:
 def _convert(option: Option, raw: object) -> Any:
     from jsonargparse import ArgumentError
 
-    # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
-    # registered form is used (jsonargparse 4.53).
-    parser = _parser_of(option.type | None)
     try:
-        return parser.instantiate(parser.parse_object({"value": raw}))["value"]
+        return option.parser.instantiate(option.parser.parse_object({"value": raw}))["value"]
     except ArgumentError as error:
         raise ValueError(_reason(option, raw)) from error
-
-
-@functools.cache
-def _parser_of(union: Any) -> Any:
-    from jsonargparse import ArgumentParser
-    from jsonargparse.typing import register_type
-
-    for one, parse in _PARSERS.items():
-        register_type(one, serializer=str, deserializer=parse)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=union)
-    return parser
 
 
 def _reason(option: Option, raw: object) -> str:

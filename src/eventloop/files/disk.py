@@ -259,7 +259,7 @@ def num_free_bytes(path: Path) -> int:
 
 
 def require_space(path: Path, num_bytes: int) -> None:
-    """Raises OSError if fewer bytes are free where a folder is, or will be."""
+    """Raises OSError (ENOSPC) if fewer bytes are free where a folder is, or will be."""
     if num_free_bytes(path) < num_bytes:
         raise OSError(errno.ENOSPC, "there isn't enough space")
 

@@ -215,7 +215,7 @@ def refused_by_pluggy(
     specs = {name: staticmethod(hook.spec) for name, hook in assembly.hooks.items() if hook.spec}
     manager.add_hookspecs(type("Hooks", (), specs))
     for plugin in assembly.plugins:
-        if plugin.role == "core" or any(one in (plugin, plugin.found) for one in wrong):
+        if plugin.role == "core" or any(one is plugin or one is plugin.found for one in wrong):
             continue
         try:
             manager.register(plugin.target, plugin.name)

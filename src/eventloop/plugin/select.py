@@ -1,4 +1,4 @@
-"""Step 2, select: which of the discovered plugins are active, why others aren't, requirements and conflicts."""
+"""Step 2, select: decides which of the discovered plugins are active; finds unmet requirements and conflicts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class GradientClipping:
     """Clips the gradients of optimizers' parameters as the settings say.
 
-    They are added up as the model has them, however they are grouped: in the order of a plain loop.
+    Their norm is summed in the model's order, however they are grouped, as in a plain loop.
     """
 
     __slots__ = ("_has_shards", "_ordered")
@@ -30,7 +30,7 @@ class GradientClipping:
         self._has_shards = False
 
     def __call__(self, state: State, optimizers: Mapping[str, Optimizer]) -> dict[str, Tensor]:
-        """Clips them in place, where a bound is set; returns what is logged: the norm before.
+        """Clips gradients in place, by the norm of all, then by value; returns the norm before, to be logged.
 
         Collective where some are shards, whose norm is a sum over ranks.
         """
@@ -41,7 +41,7 @@ class GradientClipping:
         logged = {}
         if self._has_shards:
             grads = [param.grad for param in held]
-            held = [SimpleNamespace(grad=local(grad)) for grad in grads]  # for parameters
+            held = [SimpleNamespace(grad=local(grad)) for grad in grads]  # stand in for them
             if norm is not None:
                 logged["grad_norm"] = total_norm(grads)
                 nn.utils.clip_grads_with_norm_(held, norm, logged["grad_norm"])
