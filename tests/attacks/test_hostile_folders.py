@@ -404,6 +404,7 @@ def _fit_and_tell(folder: Path) -> int:
     return status
 
 
+@pytest.mark.nightly
 def test_every_name_that_a_run_opens_has_a_row(place):
     """A new file of the core or of a plugin has to be attacked, too: put it into the tables above."""
     outcome = _in_fork(lambda: _fit_and_tell(place / "of a stranger"), place / "output")

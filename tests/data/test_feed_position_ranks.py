@@ -184,6 +184,7 @@ def test_a_random_sampler_stays_what_it_is(train, given):
     assert len(samples) == (24 if "replacement" in given else 12)
 
 
+@pytest.mark.nightly
 def test_two_ranks_that_go_on_in_mid_epoch_do_not_repeat(train):
     """Control: with a position shifted by one the steps are others."""
     make = LOADERS["shuffled"]
@@ -288,7 +289,7 @@ UNEVEN = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.* batches were read again")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
 @pytest.mark.parametrize("kind", UNEVEN)

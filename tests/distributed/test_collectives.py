@@ -208,6 +208,7 @@ def test_no_checkpoint_is_saved_while_a_request_waits(fit):
     assert fit(plugins=lambda: [Asks()], checkpoint_interval="5ba") == [(5, "enough", None)] * 2
 
 
+@pytest.mark.nightly
 def test_a_duration_in_seconds_ends_on_all_ranks_at_one_batch(fit):
     (batch, *_), (other, *_) = fit(max_duration="0.4sec")
 
@@ -242,6 +243,7 @@ class CutsLast(Cuts):
             state.batch = tuple(one[1:] for one in state.batch)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("unhurried")
 def test_the_last_uneven_batch_is_named_before_the_fit_ends(fit):
     with pytest.raises(

@@ -99,6 +99,7 @@ def test_the_commits_hash_chooses_the_tenth(nightly, tmp_path):
     assert chosen(text) == tenth(int(read.stdout, 16) % 10)
 
 
+@pytest.mark.nightly
 def test_a_test_that_fails_once_is_no_failure(nightly):
     """A machine that is busy is no mistake; the failure is shown all the same."""
     status, text = nightly("def test_one(): fails(1)\ndef test_two(): pass\n")

@@ -100,6 +100,7 @@ class Attempts:
         self.seen.append(state.attempt)
 
 
+@pytest.mark.nightly
 def test_microbatches_are_told_again_and_batches_are_not(train):
     """`state.attempt` tells how often a batch was begun again."""
     attempts = Attempts()

@@ -359,6 +359,7 @@ LAYERS = {**EAGER, "layers": True, "fullgraph": True}
 asks_for_grad = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler does
 
 
+@pytest.mark.nightly
 @asks_for_grad
 @pytest.mark.parametrize("wrappers", [(), (Wraps,)])
 def test_layers_that_are_alike_are_compiled_once(trained, make_task, make_batches, wrappers):

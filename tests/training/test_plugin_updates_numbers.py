@@ -157,6 +157,7 @@ def test_an_attempt_that_ran_out_of_memory_counts_for_nothing(tmp_path):
         assert row["seen"] == 7
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [None, 3])
 def test_ranks_log_the_mean_of_their_updates(tmp_path, size):
     """Each update over all ranks first; rank 1 has numbers that are 100 higher."""

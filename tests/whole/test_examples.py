@@ -338,6 +338,7 @@ def test_the_digits_drawn_are_those_asked_for(example):
     assert share_recognised(generator) > 0.7
 
 
+@pytest.mark.nightly
 def test_two_ranks_train_one_pair_of_networks(example, clean):
     """From noise and digits of their own; without the averages they would drift apart."""
     gan = example("gan")

@@ -137,6 +137,7 @@ def test_a_mean_over_tokens_that_is_weighed_by_samples(checked):
     assert "[:, 1:] != -100" in report.row("ranks").cause.fix
 
 
+@pytest.mark.nightly
 def test_a_mean_over_tokens_of_equal_lengths_is_found_by_cutting_them(checked):
     """The first batch may be full, and the next one not."""
     batch = text_batch()

@@ -141,6 +141,7 @@ class Dropped(nn.Module):
         return self.head(F.dropout(inputs, 0.5, self.training))
 
 
+@pytest.mark.nightly
 def test_dropout_would_make_a_right_loss_differ_and_is_off(checked):
     """Microbatches draw other masks than the whole; the comparison would be of them."""
     (inputs, targets) = samples_task(linear(), None).train_dataloader[0]

@@ -32,7 +32,7 @@ def differing(case, **given):
     return [name for name, one in theirs.items() if not torch.equal(one, here[name])]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EVERY)
 def test_several_microbatches_end_with_composers_weights(name):
     """The algorithm is the same object's code; order, passes, seeds and steps have to be, too."""

@@ -55,6 +55,7 @@ any_text = st.text(st.characters(exclude_categories=("Cs",)))
 any_row = st.dictionaries(any_text, st.one_of(st.floats(), st.integers(), st.booleans()))
 
 
+@pytest.mark.nightly
 @given(st.lists(any_row, max_size=5))
 def test_whatever_is_logged_is_read_back(tmp_path_factory, logged):
     """By the names it was logged under: commas, quotes, line ends and names of the moment, too."""

@@ -151,6 +151,7 @@ def test_a_closure_gives_the_same_gradient(fit):
     assert_near(results[0][0], expected)
 
 
+@pytest.mark.nightly
 def test_batch_norm_over_all_ranks_is_that_of_one_process(fit):
     """The core converts them before anybody shards."""
     task = {"model": lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))}
@@ -202,7 +203,7 @@ class Spoils:
         self.kept.append(torch.cat(weights).detach())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_fp16_skips_a_step_on_all_ranks(tmp_path, what):
     """An overflow on one of them, be it in its own shard alone, is one on all."""

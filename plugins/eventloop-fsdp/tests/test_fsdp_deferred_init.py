@@ -138,7 +138,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_the_weights_are_those_of_one_process_to_the_bit(tmp_path, name):
     """Most parameters take no memory before they are sharded; what is drawn is drawn in order."""

@@ -203,7 +203,7 @@ def test_losses_and_weights_are_those_of_trl(tmp_path, monkeypatch, kind):
         torch.testing.assert_close(one, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_adapters_learn_what_they_learn_under_trl(tmp_path, monkeypatch, beta):
     """TRL keeps a copy of the adapters as the reference, which add nothing: as without any."""

@@ -39,6 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[flo
     return folder, weights
 
 
+@pytest.mark.nightly
 def test_files_are_those_of_lightning_on_two_ranks(whole, tmp_path):
     """One rank writes, and nothing else lies in the folder."""
     folder, weights = whole

@@ -21,7 +21,7 @@ def lora(**options):
     return Lora(**{"r": 2, "target_modules": TARGETS} | options)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_two_ranks_train_what_one_process_does(tmp_path, strategy, kind):

@@ -111,6 +111,7 @@ def test_a_sender_has_the_variables_of_the_training(sender):
         assert "Bearer a-token" in request
 
 
+@pytest.mark.nightly
 def test_a_sender_is_where_the_training_is(sender, tmp_path):
     """A relative path means the same in both."""
     here = Surroundings.now()._replace(folder=str(tmp_path))

@@ -207,7 +207,7 @@ REMAINS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("remains", REMAINS.values(), ids=REMAINS)
 def test_a_plugin_whose_metadata_is_gone_is_a_problem(run, info, only, remains):
     """An installation that was interrupted leaves this; nobody could say which version trained."""
@@ -261,6 +261,7 @@ def test_what_an_installer_notes_need_not_be_text(run, info, only, name):
     assert [row["status"] for row in rows if row["name"] == "aa-test"] == ["active"]
 
 
+@pytest.mark.nightly
 def test_remains_without_a_name_are_told_by_their_folder(run, info, clean, tmp_path, monkeypatch):
     """One must know what to delete; not even a link that leads nowhere may end the command."""
     monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -295,6 +296,7 @@ def test_one_broken_file_changes_nothing_about_which_version_hides_which(run, in
     assert [row["version"] for row in rows if row["name"] == "aa-test"] == ["1.0"]
 
 
+@pytest.mark.nightly
 def test_a_required_version_of_what_has_none_is_no_second_problem(run, info, clean, only):
     """The first says what is wrong."""
     (info / "METADATA").unlink()
@@ -306,6 +308,7 @@ def test_a_required_version_of_what_has_none_is_no_second_problem(run, info, cle
     assert "1 problem\n" in ran.out
 
 
+@pytest.mark.nightly
 def test_what_is_left_of_an_old_version_is_seen_without_its_metadata(run, info, only, tmp_path):
     """What hides it, or is hidden by it, must be named all the same."""
     stale = tmp_path / "stale" / "eventloop_aa_test-0.9.dist-info"
@@ -495,6 +498,7 @@ class Plugin:
 """
 
 
+@pytest.mark.nightly
 def test_deprecations_are_remarks_of_check_and_order(run, install, clean, only):
     """Python hides a DeprecationWarning from people who run a command."""
     install("aa-test", DECLARES)

@@ -32,7 +32,7 @@ def drawn_by_hand(num, beta, seed=1):
     return [idx for idx in range(6) if idx not in left]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("num", "beta"), [(1, 1.0), (3, 1.0), (2, 2.0), (3, 4.0), (2, 0.0)])
 def test_samples_are_drawn_in_proportion_to_their_percentile_to_a_power(num, beta):
     """Equation and footnote of the paper, drawn without replacement."""

@@ -55,6 +55,7 @@ def fit(folder, trial, dies=None, task=None, metric="min test/loss", **given):
         return trainer.state.clock.batch, trainer.state.stop_reason, result.history
 
 
+@pytest.mark.nightly
 def test_each_evaluation_is_reported(tmp_path, study):
     """With the values that the run logs, counted from 1."""
     trial = study.ask()

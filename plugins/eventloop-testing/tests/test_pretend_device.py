@@ -191,6 +191,7 @@ def test_a_shape_changes_in_place(reshape, pretend_device):
     assert x.cpu().shape == x.shape
 
 
+@pytest.mark.nightly
 def test_memory_is_counted_by_allocation(pretend_device):
     """A view holds the memory of all of it."""
     gc.collect()

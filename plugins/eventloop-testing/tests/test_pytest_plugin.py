@@ -97,6 +97,7 @@ def test_the_fixtures_work(run_pytest):
     assert "reads (Trainer(callbacks=...)), batch_end: read from the device with item()" in out
 
 
+@pytest.mark.nightly
 def test_torch_is_not_imported_where_nobody_needs_it(project):
     """Every pytest run of the environment loads this plugin."""
     tests = "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n"

@@ -231,6 +231,7 @@ def test_given_operations_are_used(tmp_path, watch):
     assert {(row["tflops"], row["mfu"]) for row in rows.values()} == {(0.5, 0.25)}
 
 
+@pytest.mark.nightly
 def test_operations_of_a_token_are_multiplied_by_tokens(tmp_path, watch):
     """Under `compile`, too, where they can't be counted."""
     task = tiny_task(train_dataloader=Slow(watch), num_tokens=lambda batch: 20)

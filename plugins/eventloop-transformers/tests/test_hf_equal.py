@@ -50,7 +50,7 @@ def test_it_resumes_from_a_checkpoint_of_transformers_as_theirs(
     assert differing(*results) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("resume", [None, True], ids=str)
 def test_it_logs_the_lines_of_theirs(tmp_path, monkeypatch, resume):
     """How much is trained, from where on, and that it is over, at the level that `log_level` asks for."""

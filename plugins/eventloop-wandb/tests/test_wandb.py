@@ -277,6 +277,7 @@ def test_a_failed_run_says_so(tmp_path):
     assert [one.exit_code for one in records_of(folder, "exit")] == [1]
 
 
+@pytest.mark.nightly
 def test_one_rank_of_two_logs(tmp_path):
     """Rank 0, once."""
     folder = tmp_path / "run"
