@@ -239,7 +239,9 @@ class Defaults:
     def clip_gradients(
         self, state: State, optimizers: Mapping[str, Optimizer]
     ) -> dict[str, Tensor]:
-        return self._clip(state, optimizers)
+        settings = state.settings
+        is_bounded = settings.clip_norm is not None or settings.clip_value is not None
+        return self._clip(state, optimizers) if is_bounded else {}
 
     @hookimpl
     def optimizer_step(

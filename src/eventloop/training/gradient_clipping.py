@@ -35,8 +35,6 @@ class GradientClipping:
         Collective where some are shards, whose norm is a sum over ranks.
         """
         norm, value = state.settings.clip_norm, state.settings.clip_value
-        if norm is None and value is None:
-            return {}
         held: Any = [one for one in self._in_order(state, optimizers) if one.grad is not None]
         logged = {}
         if self._has_shards:
