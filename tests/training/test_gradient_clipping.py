@@ -106,3 +106,19 @@ def test_gradients_are_clipped_by_norm_then_by_value(make_trainer, make_task, ma
     # 9 weights of 3.0 have the norm 9; at 4.5 each is 1.5, which is clipped to 1.
     assert rows[0]["train/grad_norm"] == 9.0
     torch.testing.assert_close(grads[0].cpu(), torch.ones(3, 3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("clip", [{"clip_norm": 0.01}, {"clip_value": 0.01}])
+def test_either_bound_is_kept_without_the_other(clip, make_trainer, make_plugin):
+    """A run without one has larger gradients."""
+    sizes = []
+
+    def after_train_batch(state):
+        sizes.append(max(param.grad.abs().max().item() for param in state.model.parameters()))
+
+    for given in ({}, clip):
+        plugin = make_plugin(after_train_batch=after_train_batch)
+        make_trainer(callbacks=[plugin], max_duration="1ba", **given).fit()
+
+    assert sizes[0] > 0.02
+    assert sizes[1] <= 0.010001
