@@ -86,6 +86,17 @@ def test_it_goes_on_to_the_bits_of_one_go(tmp_path, monkeypatch, name, deaths, i
     assert differing(without_calls(whole), without_calls(found)) == []
 
 
+def test_an_epoch_that_is_resumed_at_its_end_counts_no_batch(tmp_path, monkeypatch):
+    """The last step, whose process dies too, would be left out."""
+    case = {"num_train_epochs": 3}
+    whole = in_one_go(tmp_path, monkeypatch, **case)
+    num_steps = whole["output"][0]
+
+    found = resumed(tmp_path, (num_steps // 3 + 1, num_steps * 2 // 3), "1ba", **case)
+
+    assert differing(without_calls(whole), without_calls(found)) == []
+
+
 @pytest.mark.nightly
 def test_without_what_is_kept_it_would_end_elsewhere(tmp_path, monkeypatch):
     """Control: the losses that aren't logged yet are forgotten."""

@@ -126,7 +126,9 @@ class Updates:
                 trainer._load_rng_state(self._resumed.path)
             first = skipped // trainer.args.gradient_accumulation_steps
             found = self._begun(skipped)
-        for idx, size in list(enumerate(self._sizes))[first:] or [(0, 1)]:
+        left = list(enumerate(self._sizes))[first:]
+        # Data without a batch make an empty update, to be told of; an epoch resumed at its end makes none.
+        for idx, size in left if left or self.is_under_way else [(0, 1)]:
             samples, num_items = trainer.get_batch_samples(found, size, trainer.args.device)
             if skipped:
                 # What was skipped has drawn.
