@@ -24,10 +24,12 @@ class Batches:
     Attributes:
         host_s: the times between batches, where somebody switched `is_paced` on: before it gives a
             batch it then waits for the device.
+        stamps: when each batch was asked for, in seconds.
     """
 
     def __init__(self, batches: list[Batch], device: torch.device) -> None:
         self.host_s: list[float] = []
+        self.stamps: list[float] = []
         self.is_paced = False
         self._batches = batches
         self._device = device
@@ -37,6 +39,7 @@ class Batches:
         for batch in itertools.cycle(self._batches):
             if self.is_paced:
                 self._pace()
+            self.stamps.append(time.perf_counter())
             yield batch
 
     def host_ms(self, run: Run, num_steps: int) -> float:
@@ -103,9 +106,13 @@ def prefetched(batches: Batches, device: torch.device) -> Iterator[Batch]:
 
 @contextmanager
 def eventloop_run(
-    workload: Workload, batches: Batches, device: torch.device, *, compiled: bool
+    workload: Workload, batches: Batches, device: torch.device, *, compiled: bool, **given: Any
 ) -> Iterator[Run]:
-    """Returns a function that makes so many steps of `Trainer.fit`."""
+    """Returns a function that makes so many steps of `Trainer.fit`.
+
+    Args:
+        given: more of `Trainer`: plugins, settings.
+    """
     task = Task(
         model=workload.make_model,
         loss=workload.loss,
@@ -117,6 +124,7 @@ def eventloop_run(
         "precision": "bf16",
         "compile": compiled,
         "max_duration": f"{10**9}ba",
+        **given,
     }
     done = 0
     with Trainer(task, autoload=False, **settings) as trainer:

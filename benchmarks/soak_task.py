@@ -160,7 +160,8 @@ class Walk:
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
-        self.at = self.at + 0.01 * torch.randn(16, generator=state.generator("walk"))
+        step = torch.randn(16, device=state.device, generator=state.generator("walk"))
+        self.at = self.at.to(state.device) + 0.01 * step
         self.num_steps += 1
         state.batch = map_tensors(
             lambda one: one * self.at if one.is_floating_point() else one, state.batch

@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
 from eventloop_check import HostReads
+from eventloop_ema import Ema
 from eventloop_jsonl import Jsonl
 from eventloop_progress import Progress
 
@@ -123,6 +124,18 @@ def test_a_steady_step_waits_for_nothing(mode, log_interval, guarded):
 
     assert guard.num_windows == NUM_STEPS - WARM_UP
     assert guard.num_reads <= (guard.num_windows if mode.precision == "fp16" else 0)
+
+
+@pytest.mark.nightly
+def test_200_steps_with_averaged_weights_wait_for_nothing(
+    accelerator, guarded, mode_of, make_images
+):
+    """What most runs have: bf16, clipping, a schedule, a metric, an average of the weights, JSON Lines."""
+    guard = guarded(mode_of(accelerator, "bf16"), Guard(accelerator), Ema(), microbatch_size=None,
+                    clip_value=None, task={"train_dataloader": make_images(WARM_UP + 200)})  # fmt: skip
+
+    assert guard.num_windows == 200
+    assert guard.num_reads == 0
 
 
 @pytest.mark.sampled(3)
