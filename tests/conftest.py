@@ -88,7 +88,10 @@ def make_trainer(clean: Path, make_task: Callable[..., Task]) -> Iterable[Callab
     built = []
 
     def make_trainer(task: object = None, **given: Any) -> Trainer:
-        values = {"device": case.default_device, "autoload": False, "max_duration": "1ep"} | given
+        values = {"device": case.default_device, "autoload": False, "max_duration": "1ep"}
+        if case.default_device != "cpu":
+            values["precision"] = "fp32"  # by default a GPU computes in bf16
+        values |= given
         builder = TrainerBuilder(observers=values.pop("observers", ()))
         built.append(builder.build(make_task() if task is None else task, **values))
         return built[-1]

@@ -24,7 +24,7 @@ class Guard:
     """An algorithm under which it raises to wait for a GPU, and is counted to read on the CPU.
 
     From `after_dataloader` to `batch_checkpoint`, once the run is steady; with `throughout` until
-    the fit's end, between batches too.
+    the epoch's end, between batches too.
     """
 
     name = "a-guard"  # before the others, so that it encloses all of them
@@ -61,8 +61,8 @@ class Guard:
             self.switch(False)
 
     @hookimpl(tryfirst=True)
-    def fit_end(self, state):
-        self.switch(False)
+    def epoch_end(self, state):
+        self.switch(False)  # the last line of an epoch has its mean loss
 
     @hookimpl(tryfirst=True)
     def exception(self, state, error):
@@ -153,7 +153,7 @@ def test_no_optimizer_of_a_gpu_waits(optimizer, accelerator, guarded, mode_of):
 
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_nothing_waits_between_steps_either(pin_memory, accelerator, guarded, mode_of, make_images):
-    """Batches come and numbers go while the device computes, from the first steady step to the end."""
+    """Batches come and numbers go while the device computes, from the first steady step to the epoch's end."""
     batches = make_images(NUM_STEPS)
     if pin_memory:
         batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]

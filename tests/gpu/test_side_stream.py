@@ -130,6 +130,21 @@ def test_a_batch_stays_until_it_has_been_used(pin_memory, device, means):
     assert means(device, pin_memory) == list(range(NUM_BATCHES))
 
 
+def test_a_batch_that_was_expanded_arrives(device, make_run):
+    """Its entries share memory, which torch doesn't pin."""
+    looks = Looks()
+    batches = [(torch.tensor([3.0]).expand(16, 4), torch.zeros(1).expand(16))]
+    task = {
+        "model": lambda: nn.Linear(4, 1),
+        "loss": lambda outputs, targets: outputs.mean(),
+        "train_dataloader": batches,
+    }
+
+    make_run(device, task, algorithms=[looks]).fit()
+
+    assert torch.stack(looks.means).tolist() == [3.0]
+
+
 def test_memory_that_nobody_holds_is_overwritten(cuda, means, monkeypatch):
     """Control: the next copy, beside the computation, takes the place of a batch in use."""
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from eventloop import hookimpl
 from eventloop.errors import TaskError
 
 
@@ -176,3 +177,52 @@ def test_a_task_without_a_loss_needs_a_model_that_has_one(make_trainer, make_tas
         TaskError, match=r"no loss, and the model's \w*Tensor has no .loss[\s\S]*loss="
     ):
         make_trainer(make_task(loss=None)).fit()
+
+
+class Around:
+    """Looks at the outputs when the backward pass is done."""
+
+    def __init__(self):
+        self.seen = []
+
+    @hookimpl(wrapper=True)
+    def backward(self, state):
+        done = yield
+        self.seen.append(state.outputs.shape)
+        return done
+
+
+@pytest.fixture
+def outputs_kept(make_trainer, make_task):
+    """Trains on three batches; gives whether the outputs were there while gradients were computed."""
+
+    def outputs_kept(*algorithms):
+        kept = []
+
+        def loss(outputs, targets):
+            outputs.register_hook(lambda _: kept.append(trainer.state.outputs is not None))
+            return cross_entropy(outputs, targets)
+
+        trainer = make_trainer(make_task(loss=loss), algorithms=algorithms)
+        trainer.fit()
+        return kept
+
+    return outputs_kept
+
+
+def test_outputs_do_not_lie_beside_the_gradients_where_nobody_looks(outputs_kept, make_plugin):
+    """Large ones, a language model's logits; until the backward pass plugins see them."""
+    seen = []
+    looks = make_plugin(before_backward=lambda state: seen.append(state.outputs.shape))
+
+    assert outputs_kept(looks) == [False] * 3
+    assert seen == [(4, 3)] * 3
+
+
+def test_who_acts_in_or_after_the_backward_pass_has_the_outputs(outputs_kept, make_plugin):
+    """A wrapper of the action, and the event that closes it."""
+    around, seen = Around(), []
+    after = make_plugin(after_backward=lambda state: seen.append(state.outputs.shape))
+
+    assert outputs_kept(around) == outputs_kept(after) == [True] * 3
+    assert around.seen == seen == [(4, 3)] * 3

@@ -103,7 +103,7 @@ class Run:
         )
         self._compiled: tuple[Compiled, ...] = ()
         targets = (
-            Defaults(plans, processes.wrap, processes.mean),
+            Defaults(active, processes.wrap, processes.mean),
             books,
             loop,
             *processes.hooks(settings),

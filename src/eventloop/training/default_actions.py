@@ -36,7 +36,7 @@ from eventloop.training.weight_export import export, fit_to_load
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-    from eventloop.plugin.plans import Plans
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.state import State
 from eventloop.training.grad_scaling import StepOutcome
 
@@ -51,26 +51,32 @@ class Defaults:
     """Answers every action that neither a plugin nor the task answers.
 
     Args:
-        plans: the plans of the run, for defaults that are other actions.
+        active: the plugins of the run, and the plans for defaults that are other actions.
         wrap: puts the model into what several processes need.
         mean: returns the mean of a loss over the ranks.
     """
 
     __slots__ = (
+        "_active",
         "_clip",
         "_count",
         "_following",
         "_known",
         "_mean",
         "_plans",
+        "_shows_outputs",
         "_with_closure",
         "_wrap",
     )
 
     def __init__(
-        self, plans: Plans, wrap: Callable[[State], nn.Module], mean: Callable[[Tensor], Tensor]
+        self,
+        active: ActivePlugins,
+        wrap: Callable[[State], nn.Module],
+        mean: Callable[[Tensor], Tensor],
     ) -> None:
-        self._plans = plans
+        self._active, self._plans = active, active.plans
+        self._shows_outputs = True
         self._wrap = wrap
         self._mean = mean
         self._clip = GradientClipping()
@@ -88,6 +94,8 @@ class Defaults:
         for scheduler in self._following:
             scheduler.begin(state)
         self._known_of(state)  # within a compiled region it would be compiled twice
+        seeing = map(self._active.assembly.implementations.get, ("backward", "after_backward"))
+        self._shows_outputs = any(one.plugin.role != "core" for each in seeing for one in each)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
@@ -223,6 +231,8 @@ class Defaults:
     def backward(self, state: State, loss: Tensor) -> bool:
         if not isinstance(loss, Tensor) or loss.ndim:
             raise _no_scalar(loss)
+        if not self._shows_outputs:
+            state.outputs = None  # large ones, logits, needn't lie beside the gradients
         try:
             state.precision.backward(loss)
         except RuntimeError as error:

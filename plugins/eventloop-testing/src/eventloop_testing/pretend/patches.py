@@ -137,7 +137,13 @@ def _put(self: Tensor, value: Tensor) -> None:
 def _pinned(self: Tensor, device: Any = None) -> Tensor:
     if not self.is_cpu:
         raise RuntimeError(f"cannot pin {self.type()!r}: only tensors of the host can be pinned")
-    return self if memory.is_pinned(self) else memory.pin(self.clone())
+    if memory.is_pinned(self):
+        return self
+    if self.layout is not torch.strided:
+        return memory.pin(self.clone())
+    # With its strides, as torch does, which thus can't pin what was expanded.
+    made = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype)
+    return memory.pin(made.copy_(self))
 
 
 def _pinning(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
