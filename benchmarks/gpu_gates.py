@@ -24,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +80,14 @@ class Bench:
     Args:
         turns: of each loop that is compared, at most.
         steps: of a turn, at most.
+        names: of the networks that are trained, where not all are.
     """
 
     device: torch.device
     turns: int
     steps: int
     folder: Path
+    names: Sequence[str] = ()
     _made: dict[str, list[Batch]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -95,7 +97,8 @@ class Bench:
 
     def workloads(self) -> dict[str, Workload]:
         """Returns the networks by name."""
-        return workloads(tiny=not self.on_gpu)
+        found = workloads(tiny=not self.on_gpu)
+        return {name: one for name, one in found.items() if name in (self.names or found)}
 
     def made(self, workload: Workload) -> list[Batch]:
         """Returns batches on the host, in pinned memory; those of the last network that it was asked for."""
@@ -230,7 +233,7 @@ def _against_plain(
 ) -> Generator[Row, None, dict[str, list[float]]]:
     """Yields the rows of a network; returns the times of all loops."""
     plain, ours = loops["plain"], loops["ours"]
-    times = bench.by_turns(loops, slow=(100, 3))
+    times = bench.by_turns(loops, slow=(100, 3 if gate == "eager" else 2))
     yield _ratio(gate, f"{name}, speed", times["plain"], times["ours"], least=LEAST_SPEED[name])
     yield _ratio(gate, f"{name}, noise", times["plain"][1:], times["plain"][:-1])
     yield Row(gate, f"{name}, plain ms a step", statistics.median(times["plain"]))
@@ -249,7 +252,7 @@ def _against_plain(
 
 def logging(bench: Bench) -> Iterator[Row]:
     """Loss and gradient's norm in each step, written as JSON Lines, against no log."""
-    for name in ("resnet50", "gpt2"):
+    for name in [one for one in bench.workloads() if one != "small_cnn"]:
         given: dict[str, Any] = {
             "silent": {"clip_norm": 1.0},
             "logged": {"clip_norm": 1.0, "log_interval": "1ba", "callbacks": [Jsonl()],
@@ -263,7 +266,7 @@ def logging(bench: Bench) -> Iterator[Row]:
 
 def inputs(bench: Bench) -> Iterator[Row]:
     """Batches from pinned memory, against batches that are on the device."""
-    workload = bench.workloads()["resnet50"]
+    workload = workloads(tiny=not bench.on_gpu)["resnet50"]
     there = [(one.to(bench.device), other.to(bench.device)) for one, other in bench.made(workload)]
     with ExitStack() as stack:
         loops = bench.loops(stack, workload, {"there": {"batches": there}, "pinned": {}})
@@ -301,7 +304,7 @@ def checkpoints(bench: Bench) -> Iterator[Row]:
                   "run_dir": bench.folder / "checkpoints"},
     }  # fmt: skip
     with ExitStack() as stack:
-        loops = bench.loops(stack, bench.workloads()["gpt2"], given)
+        loops = bench.loops(stack, workloads(tiny=not bench.on_gpu)["gpt2"], given)
         times = bench.by_turns(loops, slow=(interval, 3), steps=interval)
     yield _ratio("checkpoints", "gpt2, cost", times["saved"], times["none"], most=1.02)
     print("checkpoints, ms that the loop waited:", [round(one, 1) for one in waits.ms])
@@ -316,7 +319,9 @@ def jitter(bench: Bench) -> Iterator[Row]:
     num_steps = 2000 if bench.on_gpu else 200
     with ExitStack() as stack:
         loops = bench.loops(
-            stack, bench.workloads()["small_cnn"], {"plain": {"plain": True}, "ours": {}}
+            stack,
+            workloads(tiny=not bench.on_gpu)["small_cnn"],
+            {"plain": {"plain": True}, "ours": {}},
         )
         for name, loop in loops.items():
             loop.batches.stamps.clear()
@@ -335,7 +340,7 @@ def jitter(bench: Bench) -> Iterator[Row]:
 
 def bandwidth(bench: Bench) -> Iterator[Row]:
     """What the weights' average and clipping compute, over what their memory traffic takes."""
-    workload = bench.workloads()["gpt2"]
+    workload = workloads(tiny=not bench.on_gpu)["gpt2"]
     num_bytes = 4 * sum(one.numel() for one in workload.make_model().parameters())
     copied = torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
     into = torch.empty_like(copied)
@@ -377,12 +382,12 @@ def _copy_ms(bench: Bench, source: torch.Tensor, into: torch.Tensor) -> float:
 
 
 def rivals(bench: Bench) -> Iterator[Row]:
-    """Speed against Lightning, Hugging Face's Trainer and Accelerate, one after the other, twice."""
+    """Speed against Lightning, Hugging Face's Trainer and Accelerate, one after the other."""
     quiet()
     for name, workload in bench.workloads().items():
         least = 1.3 if name == "small_cnn" else 1.0
         times: dict[str, list[float]] = {}
-        for _ in range(2):
+        for _ in range(2 if bench.turns > 4 else 1):
             for who, train in {"eventloop": by_eventloop, **RIVALS}.items():
                 times.setdefault(who, []).extend(_trained_by(bench, train, workload))
                 free()
@@ -418,13 +423,12 @@ def start(bench: Bench) -> Iterator[Row]:
     """Seconds from a process's start to its first step of the small network, beyond the loop by hand."""
     times: dict[str, list[float]] = {"plain": [], "ours": []}
     script = str(Path(__file__).with_name("gpu_first_step.py"))
-    for turn in range(4):
+    for _ in range(min(bench.turns, 4)):
         for name in times:
             began = time.time()
             done = subprocess.run([sys.executable, script, name, str(bench.device)],
                                   capture_output=True, text=True, check=True)  # fmt: skip
-            if turn:  # the first fills caches
-                times[name].append(float(done.stdout) - began)
+            times[name].append(float(done.stdout) - began)
     print(
         "start, s to the first step:",
         {name: [round(x, 2) for x in one] for name, one in times.items()},
@@ -478,6 +482,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures and prints; a gate that fails to run is told, and the next one runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("gates", nargs="*", choices=[*GATES, []], help="default: all")
+    parser.add_argument("--workload", action="append", default=[], choices=workloads())
     parser.add_argument("--steps", type=int, default=100, help="steps a turn")
     parser.add_argument("--turns", type=int, default=8, help="turns of each loop")
     parser.add_argument("--seconds", type=float, default=1e9, help="no gate begins later")
@@ -496,7 +501,7 @@ def main(arguments: list[str] | None = None) -> None:
         torch.mm(some, some)  # the memory that cuBLAS keeps is nobody's
     machine, rows = machine_of(device), []
     with tempfile.TemporaryDirectory(prefix="gates-") as folder:
-        bench = Bench(device, options.turns, options.steps, Path(folder))
+        bench = Bench(device, options.turns, options.steps, Path(folder), options.workload)
         for name in options.gates or GATES:
             since = time.monotonic()
             if since - began > options.seconds:

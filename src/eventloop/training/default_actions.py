@@ -94,8 +94,9 @@ class Defaults:
         for scheduler in self._following:
             scheduler.begin(state)
         self._known_of(state)  # within a compiled region it would be compiled twice
-        seeing = map(self._active.assembly.implementations.get, ("backward", "after_backward"))
-        self._shows_outputs = any(one.plugin.role != "core" for each in seeing for one in each)
+        hooked = self._active.assembly.implementations
+        late = (*hooked["backward"], *hooked["after_backward"])
+        self._shows_outputs = any(one.plugin.role != "core" for one in late)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
