@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 
@@ -145,9 +145,8 @@ def require_found(
     latest, refused = Store(checkpoints).latest()
     assert latest == checkpoints / "ba00000001"
     assert [one for one, _ in refused] == [newest]
-    for function in (read_checkpoint, verify):
-        with pytest.raises(CheckpointError, match="can't be used"):
-            function(newest)
+    with pytest.raises(CheckpointError, match="can't be used"):
+        read_checkpoint(newest)
 
     shutil.rmtree(newest)
     whole.rename(newest)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from eventloop.checkpoint import retention
-from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.retention import ALIVE_S, new_id
 from eventloop.files import disk
 from eventloop_testing.case import isolated_trainer
@@ -188,7 +188,7 @@ def test_of_two_the_newer_stays_if_it_is_whole(damaged, facts, three, parts, dea
         assert latest.name == "ba00000002"
     else:
         assert latest == (older if damaged == "newer" else newer)
-        assert verify(newer) == {"batch": facts}
+        assert read_checkpoint(newer).facts == {"batch": facts}
 
 
 def test_another_processes_replacement_is_left_alone(three):
@@ -227,4 +227,4 @@ def test_links_in_leftovers_are_not_followed(three, dead):
     three.clear()
 
     assert not left.exists()
-    verify(three.folder / "ba00000003")
+    read_checkpoint(three.folder / "ba00000003")

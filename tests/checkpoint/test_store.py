@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
@@ -146,7 +146,7 @@ def test_what_is_no_folder_is_no_checkpoint(kind, three, tmp_path):
     assert refused == [(path, "it is a link, or not a folder")]
     assert three.latest()[0] == path
     assert names(three) == [f"ba0000000{batch}" for batch in (1, 2, 3, 4)]
-    verify(three.folder / "ba00000003")
+    read_checkpoint(three.folder / "ba00000003")
 
 
 def test_a_folder_that_can_not_be_listed_is_named(three, monkeypatch):
@@ -181,7 +181,7 @@ def test_one_that_differs_or_is_damaged_is_replaced(change, three, parts):
 
     path = three.save(3, parts, facts)
 
-    assert verify(path) == facts
+    assert read_checkpoint(path).facts == facts
     assert torch.equal(read_checkpoint(path).parts["model"]["0.bias"], parts["model"]["0.bias"])
     assert names(three) == ["ba00000001", "ba00000002", "ba00000003"]
 
@@ -200,7 +200,7 @@ def test_a_failed_replacement_leaves_the_one_before(three, parts, monkeypatch):
     with pytest.raises(CheckpointError, match="Input/output error"):
         three.save(3, parts, {"batch": "other"})
     assert names(three) == ["ba00000001", "ba00000002", "ba00000003"]
-    assert verify(three.folder / "ba00000003") == {"batch": 3}
+    assert read_checkpoint(three.folder / "ba00000003").facts == {"batch": 3}
 
 
 # Removing

@@ -21,7 +21,7 @@ def without_data(**given):
 
     def forward(model, state):
         generator = state.generator("world")
-        inputs = torch.randn(4, 3, generator=generator).to(state.device)
+        inputs = torch.randn(4, 3, device=state.device, generator=generator)
         return {"loss": model(inputs).square().mean()}
 
     values = {

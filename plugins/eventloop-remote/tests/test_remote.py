@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import CheckpointError
-from eventloop.checkpoint.checkpoint_files import read_checkpoint, verify
+from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.verifying import key_of
 from eventloop.storage import Url
 
@@ -115,7 +115,7 @@ def test_latest_goes_back_to_one_that_verifies(bucket, three, another):
     assert [one.name for one, _ in refused] == ["ba00000003", "ba00000002"]
     assert "model.safetensors: its bytes aren't those that were written" in refused[0][1]
     assert "manifest.json: it is damaged" in refused[1][1]
-    assert verify(another().download(path)) == {"batch": 1}
+    assert read_checkpoint(another().download(path)).facts == {"batch": 1}
 
 
 def test_a_copy_that_is_here_is_not_downloaded(bucket, three):
@@ -123,7 +123,7 @@ def test_a_copy_that_is_here_is_not_downloaded(bucket, three):
     bucket.done.clear()
 
     path, _ = three.latest()
-    verify(three.download(path))
+    read_checkpoint(three.download(path))
 
     assert downloads(bucket) == []
 
@@ -146,7 +146,7 @@ def test_a_damaged_copy_is_downloaded_again(three):
     (copy / "model.safetensors").write_bytes(b"")
 
     assert three.latest()[0].name == "ba00000003"
-    assert verify(copy) == {"batch": 3}
+    assert read_checkpoint(copy).facts == {"batch": 3}
 
 
 def test_the_copy_of_one_checkpoint_is_kept(three, another):
@@ -251,7 +251,7 @@ def test_one_that_differs_or_is_damaged_is_replaced(change, bucket, three, anoth
     assert url.name.startswith("ba00000003.1-")
     assert folders(bucket) == ["ba00000001", "ba00000002", url.name]
     assert another().latest() == (url, [])
-    assert verify(another().download(url)) == facts
+    assert read_checkpoint(another().download(url)).facts == facts
     again = writer.save(3, parts, {"batch": "again"})
     assert again.name.startswith("ba00000003.2-")
     assert folders(bucket) == ["ba00000001", "ba00000002", again.name]

@@ -28,7 +28,6 @@ from eventloop.checkpoint.manifest import (
 from eventloop.checkpoint.saved_tensors import read_part, saved_tensors
 from eventloop.checkpoint.verifying import (
     checked_manifest,
-    examine,
     opened,
     put_together,
     refusing,
@@ -124,12 +123,6 @@ def read_checkpoint(
         }
         facts = manifest.known
     return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop, tuple(files))
-
-
-def verify(folder: Path) -> dict[str, Any]:
-    """Verifies all of a checkpoint, raising CheckpointError, and returns its facts."""
-    with refusing(folder):
-        return examine(folder).known
 
 
 def verify_part(folder: Path, part: str) -> None:

@@ -57,17 +57,8 @@ class Defaults:
     """
 
     __slots__ = (
-        "_active",
-        "_clip",
-        "_count",
-        "_following",
-        "_known",
-        "_mean",
-        "_plans",
-        "_shows_outputs",
-        "_with_closure",
-        "_wrap",
-    )
+        "_active", "_clip", "_count", "_following", "_is_watched", "_known", "_mean", "_with_closure", "_wrap"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -75,8 +66,8 @@ class Defaults:
         wrap: Callable[[State], nn.Module],
         mean: Callable[[Tensor], Tensor],
     ) -> None:
-        self._active, self._plans = active, active.plans
-        self._shows_outputs = True
+        self._active = active
+        self._is_watched = True
         self._wrap = wrap
         self._mean = mean
         self._clip = GradientClipping()
@@ -96,7 +87,7 @@ class Defaults:
         self._known_of(state)  # within a compiled region it would be compiled twice
         hooked = self._active.assembly.implementations
         late = (*hooked["backward"], *hooked["after_backward"])
-        self._shows_outputs = any(one.plugin.role != "core" for one in late)
+        self._is_watched = any(one.plugin.role != "core" for one in late)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
@@ -232,7 +223,7 @@ class Defaults:
     def backward(self, state: State, loss: Tensor) -> bool:
         if not isinstance(loss, Tensor) or loss.ndim:
             raise _no_scalar(loss)
-        if not self._shows_outputs:
+        if not self._is_watched:
             state.outputs = None  # large ones, logits, needn't lie beside the gradients
         try:
             state.precision.backward(loss)
@@ -295,11 +286,11 @@ class Defaults:
 
     @hookimpl
     def eval_forward(self, state: State) -> Any:
-        return self._plans.forward(state)
+        return self._active.plans.forward(state)
 
     @hookimpl
     def predict_forward(self, state: State) -> Any:
-        return self._plans.forward(state)
+        return self._active.plans.forward(state)
 
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Metric]) -> bool:
@@ -328,7 +319,7 @@ class Defaults:
 
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
-        return export(state, self._plans.capture_model(state), path)
+        return export(state, self._active.plans.capture_model(state), path)
 
 
 class _FirstKnown:
