@@ -499,7 +499,9 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(f"{name:12} {one.__doc__}" for name, one in GATES.items()))
         return
     device, began = torch.device(options.device), time.monotonic()
-    warnings.filterwarnings("ignore", message="the train data loader is a Batches")  # none is resumed
+    warnings.filterwarnings(
+        "ignore", message="the train data loader is a Batches"
+    )  # none is resumed
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True

@@ -15,7 +15,7 @@ from torch import nn
 
 from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_plain, restore
 from eventloop.errors import CheckpointError
-from eventloop.files import bounded_json
+from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 
 text = st.text(st.characters(exclude_categories=()), max_size=5)  # lone surrogates, too
@@ -44,7 +44,7 @@ nests = st.recursive(
 def there_and_back(nest):
     """Goes through the bytes of the JSON, as a file does."""
     tensors, skeleton = flatten(nest, "nest")
-    return restore(bounded_json.from_bytes(bounded_json.to_bytes(skeleton)), tensors)
+    return restore(disk.from_json(disk.to_json(skeleton)), tensors)
 
 
 @given(nests)

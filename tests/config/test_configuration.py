@@ -10,7 +10,7 @@ from eventloop.clock import Time
 from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Choice
-from eventloop.errors import SettingError, raise_all
+from eventloop.errors import SettingError
 
 PYPROJECT = """
 [tool.eventloop]
@@ -25,10 +25,6 @@ RUN_YAML = "seed: 4\ntask: {lr: 0.4}\nplugins:\n  mixup: {alpha: 0.4}\n"
 
 def read(directory: Path, flags=None, *, environ=None, **options) -> Configuration:
     return Configuration.read(flags, environ=environ or {}, directory=directory, **options)
-
-
-def check(configuration, plugins, task_options=None) -> None:
-    raise_all([problem for _, problem in configuration.problems(plugins, task_options)])
 
 
 def refusal(function, *args, **kwargs) -> str:
@@ -124,62 +120,6 @@ def test_the_autoload_of_a_task_is_weaker_than_any_other(tmp_path):
 
     assert [one.autoload for one in found] == ["callbacks", True]
     assert found[0].autoload_reason == "autoload=callbacks, task"
-
-
-@pytest.mark.parametrize(
-    ("flags", "environ", "message"),
-    [
-        ({"task.lrr": "1"}, {}, "'--task.lrr'; the closest is '--task.lr'"),
-        ({"lr": "1"}, {}, "'--lr'; did you mean --task.lr?"),
-        ({"alpha": "1"}, {}, "did you mean --mixup.alpha?"),
-        ({"batch_size": "8"}, {}, "'--batch-size'; here it is Task(train_dataloader=DataLoader("),
-        ({"mixup.alhpa": "1"}, {}, "the closest is '--mixup.alpha'"),
-        ({"mixpu.alpha": "1"}, {}, "which isn't installed; the closest is 'mixup'"),
-        ({"cutmix.alpha": "1"}, {}, "would have no effect: cutmix is switched off"),
-        ({}, {"EVENTLOOP_SED": "1"}, "'EVENTLOOP_SED'; the closest is 'EVENTLOOP_SEED'"),
-        ({}, {"EVENTLOOP_MIXUP__ALHPA": "1"}, "the closest is 'EVENTLOOP_MIXUP__ALPHA'"),
-        ({}, {"EVENTLOOP_MIXPU__ALPHA": "1"}, "which isn't installed; the closest is 'mixup'"),
-    ],
-)
-def test_a_key_that_nobody_knows_is_refused_with_the_closest(tmp_path, flags, environ, message):
-    """An option that isn't read would leave a run other than it says."""
-    configuration = read(tmp_path, flags, kind="flag", environ=environ)
-
-    text = refusal(check, configuration, {"mixup": ["alpha"], "cutmix": None}, ["lr"])
-
-    assert message in text
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("max_durtion = '1ep'", "'max_durtion'; the closest is 'max_duration'"),
-        ("task.lrr = 1", "'task.lrr'; the closest is 'task.lr'"),
-        ("plugins.mixup.alhpa = 1", "the closest is 'plugins.mixup.alpha'"),
-        ("plugins.mixpu.alpha = 1", "which isn't installed; the closest is 'mixup'"),
-        ("plugins.label_smoothing.smoothing = 0.1", "`pip install eventloop-label-smoothing`"),
-    ],
-)
-def test_an_unknown_entry_in_a_file_is_refused_with_the_file(tmp_path, entry, message):
-    """It is found where it stands only if the message says where."""
-    (tmp_path / "pyproject.toml").write_text(f"[tool.eventloop]\n{entry}\n")
-
-    text = refusal(check, read(tmp_path), {"mixup": ["alpha"]}, ["lr"])
-
-    assert message in text
-    assert "pyproject.toml" in text
-
-
-def test_files_may_set_options_of_a_plugin_that_is_off(files):
-    """A project's configuration stays while one run does without a plugin."""
-    environ = {"EVENTLOOP_MIXUP__ALPHA": "1"}
-
-    check(read(files, environ=environ), {"mixup": None}, ["hidden_size"])
-
-
-def test_task_options_are_not_judged_where_the_task_was_made_in_python(files):
-    """A script shares pyproject.toml with commands whose tasks have options."""
-    check(read(files), {"mixup": ["alpha"]})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
-from eventloop.files import bounded_json, disk
+from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _file_names_in(index: Path) -> dict[str, str]:
     """Returns the name of the file of each tensor."""
     with refusing_file(index):
         with disk.OldFile(index.resolve()) as file:
-            value = bounded_json.from_bytes(file.read(file.num_left), MAX_HEADER_ITEMS)
+            value = disk.from_json(file.read(file.num_left), MAX_HEADER_ITEMS)
         file_names = value.get("weight_map") if isinstance(value, dict) else None
         if isinstance(file_names, dict) and all(
             isinstance(one, str) and one == Path(one).name for one in file_names.values()

@@ -34,7 +34,7 @@ from eventloop.checkpoint.verifying import (
     require_part,
 )
 from eventloop.errors import CheckpointError
-from eventloop.files import bounded_json, disk
+from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.fixes import as_set
 from eventloop.training.tensor_slices import TensorSlice
@@ -244,7 +244,7 @@ class Draft:
             self._files[path] = tensor_file.NewTensors(whole, path)
         # Two files of tensors don't keep the order of the keys.
         if not is_plain(skeleton, tensors) or (slices and whole):
-            self._files[f"{name}.json"] = _fitting(name, bounded_json.to_bytes, skeleton)
+            self._files[f"{name}.json"] = _fitting(name, disk.to_json, skeleton)
 
     def _of(self, files: Mapping[str, FileFacts]) -> Manifest:
         shards = dict.fromkeys(self._sharded, self._world_size)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop.checkpoint.encoding import restore
-from eventloop.files import bounded_json
+from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError, OldFile
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
         for name, one in sorted(manifest.files.items())
     }
     shards = {"shards": dict(manifest.shards)} if manifest.shards else {}
-    body = bounded_json.to_bytes(
+    body = disk.to_json(
         {
             "format": FORMAT,
             "version": VERSION_OF_SHARDS if shards else VERSION,
@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         with OldFile(folder / MANIFEST) as file:
-            if file.num_bytes > bounded_json.MAX_BYTES:
+            if file.num_bytes > disk.MAX_JSON_BYTES:
                 raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
             data = file.read(file.num_bytes)
         return parse_manifest(data)
@@ -157,7 +157,7 @@ def parse_manifest(data: bytes) -> Manifest:
         head is not None and hashlib.sha256(data[head.end() :]).hexdigest() == head[1].decode()
     )
     try:
-        value = bounded_json.from_bytes(data)
+        value = disk.from_json(data)
     except CorruptFileError as damage:
         raise CorruptFileError(f"it is damaged: {damage}") from damage
     if not isinstance(value, dict) or value.get("format") != FORMAT:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.errors import CheckpointError
-from eventloop.files import bounded_json
+from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.training.tensor_slices import TensorSlice, held
 
@@ -105,7 +105,7 @@ class NewTensors:
         for name, tensor in tensors.items():
             header[name] = _described(tensor, f"{path}: {name}") | {"data_offsets": offsets[name]}
         try:
-            text = bounded_json.to_bytes(header, MAX_HEADER_ITEMS)
+            text = disk.to_json(header, MAX_HEADER_ITEMS)
         except CorruptFileError as error:
             raise CheckpointError(
                 f"{len(tensors):,} tensors can't be saved in {path!r}: {error}",
@@ -205,11 +205,9 @@ def read_header(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry
     Raises CorruptFileError if they don't, or lack the offsets that `slices` have.
     """
     length = int.from_bytes(file.read(8), "little")
-    if length > min(file.num_left, bounded_json.MAX_BYTES):
+    if length > min(file.num_left, disk.MAX_JSON_BYTES):
         raise CorruptFileError(f"it isn't a safetensors file: its header claims {length:,} bytes")
-    value = bounded_json.from_bytes(
-        file.read(length), MAX_HEADER_ITEMS, "utf-8"
-    )  # of other writers
+    value = disk.from_json(file.read(length), MAX_HEADER_ITEMS, "utf-8")  # of other writers
     if not isinstance(value, dict):
         raise CorruptFileError("its header isn't a JSON object")
     metadata = value.pop(METADATA, None)
@@ -260,14 +258,14 @@ def _places_of(slices: Mapping[str, TensorSlice]) -> dict[str, str]:
     if not slices:
         return {}
     bounds = {name: [list(one.shape), list(one.offsets)] for name, one in slices.items()}
-    return {SLICES: bounded_json.to_bytes(bounds, MAX_HEADER_ITEMS).decode("ascii")}
+    return {SLICES: disk.to_json(bounds, MAX_HEADER_ITEMS).decode("ascii")}
 
 
 def _with_places(header: Mapping[str, TensorEntry], metadata: Any) -> dict[str, TensorEntry]:
     text = metadata.get(SLICES) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise CorruptFileError("its header doesn't say where its slices belong")
-    bounds = bounded_json.from_bytes(text.encode("ascii", "replace"), MAX_HEADER_ITEMS)
+    bounds = disk.from_json(text.encode("ascii", "replace"), MAX_HEADER_ITEMS)
     if not isinstance(bounds, dict) or bounds.keys() != header.keys():
         raise CorruptFileError("its header says of other tensors where they belong")
     return {name: _with_slice(name, one, bounds[name]) for name, one in header.items()}

@@ -37,7 +37,7 @@ from eventloop.signals import is_interruption
 from eventloop.training.bookkeeping import resolved
 from eventloop.training.metrics import followed
 from eventloop.training.tensor_slices import held, holds_slices
-from eventloop.training.weight_watch import are_finite, trained_names
+from eventloop.training.weight_checks import are_finite, trained_names
 from eventloop.urls import Url
 
 if TYPE_CHECKING:

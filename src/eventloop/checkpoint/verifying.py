@@ -14,7 +14,7 @@ from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import MANIFEST, FileFacts, Manifest, read_manifest
 from eventloop.checkpoint.safetensors_files import Box, TensorEntry
 from eventloop.errors import CheckpointError, TaskError
-from eventloop.files import bounded_json, disk
+from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
@@ -242,11 +242,11 @@ def _damages_of_part(
 
 def _read_json(folder: Path, name: str, manifest: Manifest) -> Json:
     with opened(folder, name, manifest) as file:
-        if file.num_bytes > bounded_json.MAX_BYTES:
+        if file.num_bytes > disk.MAX_JSON_BYTES:
             raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
         data = file.read(file.num_bytes)
     with about(name):
-        return bounded_json.from_bytes(data)
+        return disk.from_json(data)
 
 
 class Slices:

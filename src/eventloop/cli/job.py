@@ -14,6 +14,7 @@ from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Option, Value, typed
 from eventloop.config.settings import convert_setting, setting_options
+from eventloop.config.unknown_names import unknown_keys
 from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
@@ -121,7 +122,7 @@ def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> 
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    problems = configuration.problems(options, job.task_file.options, passed=None)
+    problems = unknown_keys(configuration.layers, options, job.task_file.options, passed=None)
     raise_all([problem for _, problem in problems])
     job.task_options()
     return job

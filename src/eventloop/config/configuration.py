@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,31 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from eventloop.config.config_files import find_pyproject, pyproject_layer, site_rules, yaml_layer
 from eventloop.config.option_types import Value, typed
 from eventloop.config.plugin_flags import Choice, Local, Reason
-from eventloop.config.plugin_rules import KEYS, Rules
+from eventloop.config.plugin_rules import Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
-from eventloop.config.value_sources import (
-    SITE_VARIABLE,
-    Layer,
-    SourceKind,
-    autoload_of,
-    environment_layer,
-    example,
-    spell,
-)
-from eventloop.errors import SettingError, closest, raise_all
-from eventloop.fixes import install, shell
+from eventloop.config.unknown_names import unknown_name, unknown_settings
+from eventloop.config.value_sources import SITE_VARIABLE, Layer, autoload_of, environment_layer
+from eventloop.errors import SettingError, raise_all
+from eventloop.fixes import shell
 from eventloop.naming import fold
-from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
-
-_HOW_TO_FIX: dict[SourceKind, str] = {
-    "flag": "list the options with `eventloop fit TASK --help`",
-    "keyword": "rename the keyword or leave it out",
-    "variable": "rename the variable or unset it",
-    "file": "rename the entry or leave it out",
-}
 
 
 @dataclass(frozen=True)
@@ -147,11 +132,10 @@ class Configuration:
             SettingError: a setting is unknown, has the wrong type, or is out of range; all such
                 problems at once.
         """
-        of_task = _of_task(task_settings).items()
-        problems = list(self._unknown_settings())
+        problems = list(unknown_settings(self.layers))
         problems += [
-            _unknown("keyword", *one, SETTING_NAMES)
-            for one in of_task
+            unknown_name("keyword", *one, SETTING_NAMES)
+            for one in _of_task(task_settings).items()
             if one[0] not in SETTING_NAMES
         ]
         values = self.setting_values(task_settings)
@@ -163,57 +147,6 @@ class Configuration:
                 problems.append(error)
         raise_all(problems, "the configuration")
         return Settings(**converted)
-
-    def problems(
-        self,
-        plugins: Mapping[str, Collection[str] | None],
-        task_options: Collection[str] | None = None,
-        passed: Collection[str] | None = (),
-    ) -> Iterator[tuple[str, SettingError]]:
-        """Yields unknown keys, and flags that would have no effect, each with its section.
-
-        Args:
-            plugins: the option names of every installed plugin; None for one that is switched off.
-            task_options: the task's option names; None for a task created in Python.
-            passed: the plugins passed as instances; None if they aren't known yet.
-        """
-        options = {fold(name): names for name, names in plugins.items()}
-        known = [f"{name}.{fold(one)}" for name, names in options.items() for one in names or ()]
-        known += [f"task.{fold(name)}" for name in task_options or ()]
-        instances = set(map(fold, passed or ()))
-        yield from (("", problem) for problem in self._unknown_settings(known))
-        for kind, key, value in self._keys():
-            section = key.partition(".")[0]
-            if "." not in key or key in known or (section == "task" and task_options is None):
-                continue
-            if section in instances:
-                if kind == "flag":
-                    yield section, _of_an_instance(kind, key, value)
-            elif section == "task":
-                yield section, _unknown(kind, key, value, known)
-            elif section not in options:
-                if passed is not None or closest(section, options):
-                    yield section, _not_installed(kind, key, value, options)
-            elif options[section] is not None:
-                yield section, _unknown(kind, key, value, known)
-            elif kind == "flag":
-                problem = SettingError(
-                    f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
-                    fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
-                )
-                yield section, problem
-
-    def _keys(self) -> Iterator[tuple[SourceKind, str, Value]]:
-        for layer in self.layers:
-            for key, value in layer.values.items():
-                yield layer.kind, key, value
-
-    def _unknown_settings(self, options: Sequence[str] = ()) -> Iterator[SettingError]:
-        """Yields a problem for each unknown setting, with the closest setting or option."""
-        for kind, key, value in self._keys():
-            if "." not in key and key not in SETTING_NAMES:
-                rules = KEYS if kind == "file" else ()
-                yield _unknown(kind, key, value, [*SETTING_NAMES, *options, *rules])
 
 
 def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
@@ -244,44 +177,3 @@ def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
 
 def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:
     return {fold(key): Value(value, "task") for key, value in (settings or {}).items()}
-
-
-def _unknown(kind: SourceKind, key: str, value: Value, known: Collection[str]) -> SettingError:
-    written = spell(key, kind)
-    if meant := [spell(one, kind) for one in known if one.rpartition(".")[2] == key]:
-        hint = f"; did you mean {' or '.join(meant)}?"
-    elif key in SETTINGS:
-        hint = f"; here it is {example(*SETTINGS[key], kind)}"
-    elif kind == "keyword" and key in TRAINER:
-        hint = f"; here it is {TRAINER[key]}"
-    elif key in TASK:
-        hint = f"; here it is Task({TASK[key]})"
-    else:
-        hint = closest(written, [spell(one, kind) for one in known])
-    what = "setting" if kind == "keyword" else "option"
-    return SettingError(
-        f"no {what} is named {written!r}{hint}", source=value.source, fix=_HOW_TO_FIX[kind]
-    )
-
-
-def _not_installed(
-    kind: SourceKind, key: str, value: Value, plugins: Collection[str]
-) -> SettingError:
-    section = key.partition(".")[0]
-    return SettingError(
-        f"{spell(key, kind)!r} is for a plugin {section!r}, which isn't installed"
-        f"{closest(section, [*plugins, 'task'])}",
-        source=value.source,
-        fix=install(section),
-    )
-
-
-def _of_an_instance(kind: SourceKind, key: str, value: Value) -> SettingError:
-    section, _, option = key.partition(".")
-    return SettingError(
-        f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "
-        "Python",
-        source=value.source,
-        fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
-        "the task file",
-    )

@@ -1,4 +1,4 @@
-"""File system operations for checkpoints: the few that change it, and safe reads.
+"""File system operations for checkpoints: the few that change it, and safe reads, of JSON too.
 
 Checkpoints change the disk only through `make_folder`, `create`, `write`, `sync`, `sync_folder`,
 `rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two of
@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, NoReturn, Self
 
 CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
+MAX_JSON_BYTES = 32 * 2**20
+# Each takes up to about 200 bytes as Python's objects.
+MAX_JSON_ITEMS = 300_000
 # Windows has neither, nor files that wait when they are opened.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 CAREFUL: int = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -299,3 +303,38 @@ class CorruptFileError(Exception):
     def of(self, name: str) -> CorruptFileError:
         """Returns the same error with the name of its file."""
         return CorruptFileError(f"{name}: {self}", self.fix)
+
+
+def to_json(value: Any, max_items: int = MAX_JSON_ITEMS) -> bytes:
+    """Encodes a value as standard JSON in ASCII; raises CorruptFileError if `from_json` would."""
+    data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    _check_json_size(data, max_items)
+    return data
+
+
+def from_json(data: bytes, max_items: int = MAX_JSON_ITEMS, encoding: str = "ascii") -> Any:
+    """Decodes JSON; raises CorruptFileError if it isn't that, too large or nested too deeply."""
+    _check_json_size(data, max_items)
+    try:
+        return json.loads(data.decode(encoding), parse_constant=_refuse)
+    except RecursionError:
+        raise CorruptFileError("its JSON is nested too deeply") from None
+    except ValueError as error:  # not ASCII, not JSON, or an int of thousands of digits
+        raise CorruptFileError(
+            f"it isn't JSON as eventloop writes it ({str(error)[:80]})"
+        ) from None
+
+
+def _check_json_size(data: bytes, max_items: int) -> None:
+    # Text counts, too: to tell it apart would take longer than to refuse a few files more.
+    num_items = data.count(b",") + data.count(b"{") + data.count(b"[")
+    limits = ((len(data), MAX_JSON_BYTES, "bytes"), (num_items, max_items, "items"))
+    for number, limit, unit in limits:
+        if number > limit:
+            raise CorruptFileError(
+                f"its JSON has {number:,} {unit}, of which {limit:,} are allowed"
+            )
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} isn't JSON")

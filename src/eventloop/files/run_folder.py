@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.errors import RunFolderError
 from eventloop.files import disk
-from eventloop.files.bounded_json import MAX_BYTES, from_bytes
 from eventloop.files.disk import CorruptFileError
 from eventloop.fixes import as_set
 
@@ -237,7 +236,7 @@ class _Inside(NamedTuple):
 def read_json(run_dir: Path, name: str) -> dict[str, Any]:
     """Reads a JSON object from a file in a run's folder; {} if it can't be read."""
     try:
-        found = from_bytes(RunFolder(run_dir).read(name, MAX_BYTES + 1))
+        found = disk.from_json(RunFolder(run_dir).read(name, disk.MAX_JSON_BYTES + 1))
         json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
     except (OSError, CorruptFileError, RecursionError):
         return {}

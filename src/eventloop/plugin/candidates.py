@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from eventloop.config.unknown_names import unknown_keys
 from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.fixes import switch_off
 from eventloop.hook_markers import hookimpl
@@ -108,7 +109,7 @@ def load_all(
     options = {
         row.found.name: _option_names(_judged(row, configuration, candidates)) for row in rows
     }
-    unknown = list(configuration.problems(options, passed=passed))
+    unknown = list(unknown_keys(configuration.layers, options, passed=passed))
     for idx, row in enumerate(rows):  # what is wrong with options that were set for its plugin
         own = [problem for section, problem in unknown if section == fold(row.found.name)]
         rows[idx] = dataclasses.replace(row, problems=(*row.problems, *own))

@@ -26,7 +26,7 @@ from eventloop.checkpoint.verifying import (
 from eventloop.distributed.checkpoint_crew import ALONE, Crew
 from eventloop.distributed.exit_status import is_alive, this_machine
 from eventloop.errors import CheckpointError, UsageError
-from eventloop.files.bounded_json import MAX_BYTES as MAX_MANIFEST_BYTES
+from eventloop.files.disk import MAX_JSON_BYTES as MAX_MANIFEST_BYTES
 from eventloop.files.disk import CorruptFileError, NewFile
 from eventloop.files.run_folder import check_folder
 from eventloop.urls import Url

@@ -16,7 +16,7 @@ from eventloop.errors import NonFiniteError
 from eventloop.hook_markers import hookimpl
 from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.sharded_tensors import local
-from eventloop.training.weight_watch import EVERY, WeightWatch
+from eventloop.training.weight_checks import EVERY, WeightWatch
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings

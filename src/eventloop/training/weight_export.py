@@ -16,7 +16,7 @@ from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.files.run_folder import why_no_file
 from eventloop.training.sharded_tensors import gathered
 from eventloop.training.tensor_slices import held
-from eventloop.training.weight_watch import first_not_finite, trained_names
+from eventloop.training.weight_checks import first_not_finite, trained_names
 
 if TYPE_CHECKING:
     from eventloop.state import State

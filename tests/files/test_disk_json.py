@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from eventloop.files import bounded_json
-from eventloop.files.bounded_json import from_bytes, to_bytes
-from eventloop.files.disk import CorruptFileError
+from eventloop.files import disk
+from eventloop.files.disk import CorruptFileError, from_json, to_json
 
 
 def test_what_is_written_is_ascii():
     """It can be printed on any terminal, escapes and all."""
-    data = to_bytes({"a": "\x1b[31mü\n\ud800"})
+    data = to_json({"a": "\x1b[31mü\n\ud800"})
 
     assert data.isascii()
     assert b"\x1b" not in data
-    assert from_bytes(data) == {"a": "\x1b[31mü\n\ud800"}
+    assert from_json(data) == {"a": "\x1b[31mü\n\ud800"}
 
 
 @pytest.mark.parametrize(
@@ -35,23 +34,23 @@ def test_what_is_written_is_ascii():
 def test_what_is_not_it_is_damage(data, reason):
     """No other exception leaves it, whatever a file holds."""
     with pytest.raises(CorruptFileError, match=reason):
-        from_bytes(data)
+        from_json(data)
 
 
 def test_nan_is_not_written():
     """Standard readers couldn't read the file; a nest has a way to say it."""
     with pytest.raises(ValueError, match="JSON compliant"):
-        to_bytes(float("nan"))
+        to_json(float("nan"))
 
 
 @pytest.mark.parametrize("value", [[0] * 600_000, [[]] * 600_000, "a" * (33 * 2**20)])
 def test_size_is_limited_both_ways(value, monkeypatch):
     """Nothing is written that wouldn't be read."""
     with pytest.raises(CorruptFileError, match="are allowed"):
-        to_bytes(value)
+        to_json(value)
 
-    monkeypatch.setattr(bounded_json, "_check_size", lambda data, max_items: None)
-    data = to_bytes(value)
+    monkeypatch.setattr(disk, "_check_json_size", lambda data, max_items: None)
+    data = to_json(value)
     monkeypatch.undo()
     with pytest.raises(CorruptFileError, match="are allowed"):
-        from_bytes(data)
+        from_json(data)

@@ -1,0 +1,115 @@
+"""Names that nothing knows, in any layer: settings, options, plugins; with the closest, and flags without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from eventloop.config.option_types import Value
+from eventloop.config.plugin_rules import KEYS
+from eventloop.config.settings import SETTING_NAMES
+from eventloop.config.value_sources import Layer, SourceKind, example, spell
+from eventloop.errors import SettingError, closest
+from eventloop.fixes import install, shell
+from eventloop.naming import fold
+from eventloop.vocabulary import SETTINGS, TASK, TRAINER
+
+_HOW_TO_FIX: dict[SourceKind, str] = {
+    "flag": "list the options with `eventloop fit TASK --help`",
+    "keyword": "rename the keyword or leave it out",
+    "variable": "rename the variable or unset it",
+    "file": "rename the entry or leave it out",
+}
+
+
+def unknown_keys(
+    layers: Sequence[Layer],
+    plugins: Mapping[str, Collection[str] | None],
+    task_options: Collection[str] | None = None,
+    passed: Collection[str] | None = (),
+) -> Iterator[tuple[str, SettingError]]:
+    """Yields unknown keys, and flags that would have no effect, each with its section.
+
+    Args:
+        plugins: the option names of every installed plugin; None for one that is switched off.
+        task_options: the task's option names; None for a task created in Python.
+        passed: the plugins passed as instances; None if they aren't known yet.
+    """
+    options = {fold(name): names for name, names in plugins.items()}
+    known = [f"{name}.{fold(one)}" for name, names in options.items() for one in names or ()]
+    known += [f"task.{fold(name)}" for name in task_options or ()]
+    instances = set(map(fold, passed or ()))
+    yield from (("", problem) for problem in unknown_settings(layers, known))
+    for kind, key, value in _keys(layers):
+        section = key.partition(".")[0]
+        if "." not in key or key in known or (section == "task" and task_options is None):
+            continue
+        if section in instances:
+            if kind == "flag":
+                yield section, _of_an_instance(kind, key, value)
+        elif section == "task":
+            yield section, unknown_name(kind, key, value, known)
+        elif section not in options:
+            if passed is not None or closest(section, options):
+                yield section, _not_installed(kind, key, value, options)
+        elif options[section] is not None:
+            yield section, unknown_name(kind, key, value, known)
+        elif kind == "flag":
+            problem = SettingError(
+                f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
+                fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
+            )
+            yield section, problem
+
+
+def unknown_settings(layers: Sequence[Layer], also: Sequence[str] = ()) -> Iterator[SettingError]:
+    """Yields a problem for each unknown setting, with the closest setting or option."""
+    for kind, key, value in _keys(layers):
+        if "." not in key and key not in SETTING_NAMES:
+            rules = KEYS if kind == "file" else ()
+            yield unknown_name(kind, key, value, [*SETTING_NAMES, *also, *rules])
+
+
+def unknown_name(kind: SourceKind, key: str, value: Value, known: Collection[str]) -> SettingError:
+    """Returns the problem of a key that isn't known, with the closest that is."""
+    written = spell(key, kind)
+    if meant := [spell(one, kind) for one in known if one.rpartition(".")[2] == key]:
+        hint = f"; did you mean {' or '.join(meant)}?"
+    elif key in SETTINGS:
+        hint = f"; here it is {example(*SETTINGS[key], kind)}"
+    elif kind == "keyword" and key in TRAINER:
+        hint = f"; here it is {TRAINER[key]}"
+    elif key in TASK:
+        hint = f"; here it is Task({TASK[key]})"
+    else:
+        hint = closest(written, [spell(one, kind) for one in known])
+    what = "setting" if kind == "keyword" else "option"
+    return SettingError(
+        f"no {what} is named {written!r}{hint}", source=value.source, fix=_HOW_TO_FIX[kind]
+    )
+
+
+def _not_installed(
+    kind: SourceKind, key: str, value: Value, plugins: Collection[str]
+) -> SettingError:
+    section = key.partition(".")[0]
+    return SettingError(
+        f"{spell(key, kind)!r} is for a plugin {section!r}, which isn't installed"
+        f"{closest(section, [*plugins, 'task'])}",
+        source=value.source,
+        fix=install(section),
+    )
+
+
+def _of_an_instance(kind: SourceKind, key: str, value: Value) -> SettingError:
+    section, _, option = key.partition(".")
+    return SettingError(
+        f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "
+        "Python",
+        source=value.source,
+        fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
+        "the task file",
+    )
+
+
+def _keys(layers: Sequence[Layer]) -> list[tuple[SourceKind, str, Value]]:
+    return [(layer.kind, *one) for layer in layers for one in layer.values.items()]

@@ -1,0 +1,82 @@
+"""Names that nothing knows are refused with the closest, wherever they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop.config.configuration import Configuration
+from eventloop.config.unknown_names import unknown_keys
+from eventloop.errors import SettingError, raise_all
+
+FILE = "task.hidden-size = 64\nplugins.mixup.alpha = 0.5"
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a configuration with the `pyproject.toml` of an empty folder, or of this text."""
+
+    def read(flags=None, *, environ=None, pyproject="", kind="keyword"):
+        (tmp_path / "pyproject.toml").write_text(f"[tool.eventloop]\n{pyproject}\n")
+        return Configuration.read(flags, kind=kind, environ=environ or {}, directory=tmp_path)
+
+    return read
+
+
+def check(configuration, plugins, task_options=None) -> None:
+    raise_all([problem for _, problem in unknown_keys(configuration.layers, plugins, task_options)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({"task.lrr": "1"}, {}, "'--task.lrr'; the closest is '--task.lr'"),
+        ({"lr": "1"}, {}, "'--lr'; did you mean --task.lr?"),
+        ({"alpha": "1"}, {}, "did you mean --mixup.alpha?"),
+        ({"batch_size": "8"}, {}, "'--batch-size'; here it is Task(train_dataloader=DataLoader("),
+        ({"mixup.alhpa": "1"}, {}, "the closest is '--mixup.alpha'"),
+        ({"mixpu.alpha": "1"}, {}, "which isn't installed; the closest is 'mixup'"),
+        ({"cutmix.alpha": "1"}, {}, "would have no effect: cutmix is switched off"),
+        ({}, {"EVENTLOOP_SED": "1"}, "'EVENTLOOP_SED'; the closest is 'EVENTLOOP_SEED'"),
+        ({}, {"EVENTLOOP_MIXUP__ALHPA": "1"}, "the closest is 'EVENTLOOP_MIXUP__ALPHA'"),
+        ({}, {"EVENTLOOP_MIXPU__ALPHA": "1"}, "which isn't installed; the closest is 'mixup'"),
+    ],
+)
+def test_a_key_that_nobody_knows_is_refused_with_the_closest(read, flags, environ, message):
+    """An option that isn't read would leave a run other than it says."""
+    configuration = read(flags, kind="flag", environ=environ)
+
+    with pytest.raises(SettingError) as caught:
+        check(configuration, {"mixup": ["alpha"], "cutmix": None}, ["lr"])
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("max_durtion = '1ep'", "'max_durtion'; the closest is 'max_duration'"),
+        ("task.lrr = 1", "'task.lrr'; the closest is 'task.lr'"),
+        ("plugins.mixup.alhpa = 1", "the closest is 'plugins.mixup.alpha'"),
+        ("plugins.mixpu.alpha = 1", "which isn't installed; the closest is 'mixup'"),
+        ("plugins.label_smoothing.smoothing = 0.1", "`pip install eventloop-label-smoothing`"),
+    ],
+)
+def test_an_unknown_entry_in_a_file_is_refused_with_the_file(read, entry, message):
+    """It is found where it stands only if the message says where."""
+    with pytest.raises(SettingError) as caught:
+        check(read(pyproject=entry), {"mixup": ["alpha"]}, ["lr"])
+
+    assert message in str(caught.value)
+    assert "pyproject.toml" in str(caught.value)
+
+
+def test_files_may_set_options_of_a_plugin_that_is_off(read):
+    """A project's configuration stays while one run does without a plugin."""
+    environ = {"EVENTLOOP_MIXUP__ALPHA": "1"}
+
+    check(read(environ=environ, pyproject=FILE), {"mixup": None}, ["hidden_size"])
+
+
+def test_task_options_are_not_judged_where_the_task_was_made_in_python(read):
+    """A script shares pyproject.toml with commands whose tasks have options."""
+    check(read(pyproject=FILE), {"mixup": ["alpha"]})
