@@ -37,6 +37,24 @@ def parts() -> dict[str, Any]:
 
 
 @pytest.fixture
+def names() -> Callable[[Store], list[str]]:
+    """Returns what is in a store's folder, sorted."""
+    return lambda store: sorted(one.name for one in store.folder.iterdir())
+
+
+@pytest.fixture
+def damage() -> Callable[[Path], None]:
+    """Changes one byte of a checkpoint's weights."""
+
+    def damage(path: Path) -> None:
+        with (path / "model.safetensors").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\xaa")
+
+    return damage
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store whose folder isn't there yet."""
     return Store(tmp_path / "run" / "checkpoints")

@@ -27,17 +27,6 @@ def test_the_newest_are_kept(tmp_path):
     assert kept == ["ba00000004", "ba00000005", "ba00000006"]
 
 
-def names(store):
-    return sorted(one.name for one in store.folder.iterdir())
-
-
-def damage(path):
-    """Changes one byte of the weights."""
-    with (path / "model.safetensors").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\xaa")
-
-
 def place(name):
     """Returns what an ID says of a place: this machine and boot, or another."""
     return {"here": retention.this_machine(), "elsewhere": "0" * 8}[name]
@@ -55,7 +44,7 @@ def dead():
     ("keep", "left"),
     [([3], [3]), ([1, 3, 9], [1, 3]), ([], [3]), ([9], [3]), ([1, 2, 3], [1, 2, 3])],
 )
-def test_all_but_those_to_keep_are_removed(keep, left, three):
+def test_all_but_those_to_keep_are_removed(keep, left, three, names):
     """But one always stays: the newest, if none is to be kept."""
     removed = three.prune(keep)
 
@@ -65,7 +54,7 @@ def test_all_but_those_to_keep_are_removed(keep, left, three):
     )
 
 
-def test_the_last_one_that_verifies_is_never_removed(three):
+def test_the_last_one_that_verifies_is_never_removed(three, names, damage):
     """Those that were to be kept may be damaged."""
     damage(three.folder / "ba00000003")
     damage(three.folder / "ba00000002")
@@ -75,7 +64,7 @@ def test_the_last_one_that_verifies_is_never_removed(three):
     assert names(three) == ["ba00000001", "ba00000003"]
 
 
-def test_where_none_verifies_none_is_removed(three):
+def test_where_none_verifies_none_is_removed(three, names, damage):
     """Somebody may be able to rescue something."""
     for one in three.found():
         damage(one.path)
@@ -96,7 +85,7 @@ def test_what_a_dead_process_left_is_removed(three, parts, dead):
         assert not left.exists()
 
 
-def test_what_a_living_process_is_at_is_left_alone(three, parts):
+def test_what_a_living_process_is_at_is_left_alone(three, parts, names):
     """Another process, or another thread of this one."""
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     with new_id() as ours:
@@ -156,7 +145,7 @@ def replaced_name(store, pid):
     return store.folder / f".was-ba00000003-{place('here')}-{pid}-0123abcd"
 
 
-def test_what_was_being_replaced_counts_until_it_is_put_back(three, dead):
+def test_what_was_being_replaced_counts_until_it_is_put_back(three, dead, names):
     """A process may be killed between the two renames."""
     path = replaced_by_the_dead(three, dead)
 
@@ -172,7 +161,7 @@ def test_what_was_being_replaced_counts_until_it_is_put_back(three, dead):
 @pytest.mark.parametrize(
     ("damaged", "facts"), [(None, "newer"), ("newer", 3), ("older", "newer"), ("both", "newer")]
 )
-def test_of_two_the_newer_stays_if_it_is_whole(damaged, facts, three, parts, dead):
+def test_of_two_the_newer_stays_if_it_is_whole(damaged, facts, three, parts, dead, names, damage):
     """A process may be killed before it removes the older one."""
     shutil.copytree(three.folder / "ba00000003", three.folder / "kept")
     newer = three.save(3, parts, {"batch": "newer"})

@@ -14,22 +14,10 @@ from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
 
-
-def names(store):
-    return sorted(one.name for one in store.folder.iterdir())
-
-
-def damage(path):
-    """Changes one byte of the weights."""
-    with (path / "model.safetensors").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\xaa")
-
-
 # Saving and finding
 
 
-def test_what_is_saved_is_found(store, parts, same):
+def test_what_is_saved_is_found(store, parts, same, names):
     """Under the name of its batch, with nothing beside it."""
     path = store.save(1200, parts, {"a": (1,)})
 
@@ -43,7 +31,7 @@ def test_what_is_saved_is_found(store, parts, same):
     assert same(read_checkpoint(path).parts["model"], parts["model"])
 
 
-def test_two_machines_may_bring_the_same_at_once(store, parts, tmp_path, monkeypatch):
+def test_two_machines_may_bring_the_same_at_once(store, parts, tmp_path, monkeypatch, names):
     """As each downloads a checkpoint of a URL, where they share the folder for copies."""
     other = Store(tmp_path / "other").save(1, parts, {})
     rename = disk.rename
@@ -83,7 +71,7 @@ def test_other_names_are_no_checkpoints(name, three):
     assert [one.batch for one in three.found(digests=True)] == [3, 2, 1]
 
 
-def test_latest_goes_back_to_one_that_verifies(three):
+def test_latest_goes_back_to_one_that_verifies(three, damage):
     """And names those that don't, with the reason."""
     damage(three.folder / "ba00000003")
     (three.folder / "ba00000002" / "manifest.json").write_bytes(b"")
@@ -100,7 +88,7 @@ def test_latest_goes_back_to_one_that_verifies(three):
     ]
 
 
-def test_with_none_left_there_is_no_latest(three):
+def test_with_none_left_there_is_no_latest(three, damage):
     """Whoever resumes must say so, not begin again in silence."""
     for one in three.found():
         damage(one.path)
@@ -121,7 +109,7 @@ def test_a_renamed_checkpoint_is_not_that_of_another_batch(three):
     assert "that of batch 3, the folder's name says 7" in reason
 
 
-def test_looking_without_digests_still_finds_what_is_missing(three):
+def test_looking_without_digests_still_finds_what_is_missing(three, damage):
     """To list hundreds of checkpoints in a moment."""
     damage(three.folder / "ba00000003")
     (three.folder / "ba00000002" / "clock.json").unlink()
@@ -131,7 +119,7 @@ def test_looking_without_digests_still_finds_what_is_missing(three):
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_what_is_no_folder_is_no_checkpoint(kind, three, tmp_path):
+def test_what_is_no_folder_is_no_checkpoint(kind, three, tmp_path, names):
     """A link may lead out of the run; it isn't followed, and may be replaced."""
     path = three.folder / "ba00000004"
     if kind == "link":
@@ -160,7 +148,7 @@ def test_a_folder_that_can_not_be_listed_is_named(three, monkeypatch):
 # Replacing
 
 
-def test_an_equal_checkpoint_is_kept(three, parts):
+def test_an_equal_checkpoint_is_kept(three, parts, names):
     """A resumed run that comes by again writes the same bytes."""
     before = (three.folder / "ba00000003").stat().st_ino
 
@@ -171,7 +159,7 @@ def test_an_equal_checkpoint_is_kept(three, parts):
 
 
 @pytest.mark.parametrize("change", ["parts", "facts", "damage"])
-def test_one_that_differs_or_is_damaged_is_replaced(change, three, parts):
+def test_one_that_differs_or_is_damaged_is_replaced(change, three, parts, names, damage):
     """The newer one is what the run knows now."""
     facts = {"batch": "other" if change == "facts" else 3}
     if change == "parts":
@@ -186,7 +174,7 @@ def test_one_that_differs_or_is_damaged_is_replaced(change, three, parts):
     assert names(three) == ["ba00000001", "ba00000002", "ba00000003"]
 
 
-def test_a_failed_replacement_leaves_the_one_before(three, parts, monkeypatch):
+def test_a_failed_replacement_leaves_the_one_before(three, parts, monkeypatch, names):
     """Its name was free for a moment."""
     rename = disk.rename
 

@@ -20,10 +20,6 @@ MB = 2**20
 PARTS = {"model": {"w": torch.zeros(MB)}, "clock": {"batch": 1}}  # 4 MB
 
 
-def names(store):
-    return sorted(one.name for one in store.folder.iterdir())
-
-
 def numbers_of(error):
     """Returns the bytes needed and free, as the message says them."""
     found = re.search(r"needed +([\d,]+) bytes\n +free +([\d,]+) bytes\n +fix ", str(error))
@@ -87,7 +83,7 @@ def fill(store, num_left):
         file.write(bytes(disk.num_free_bytes(store.folder) - num_left))
 
 
-def test_what_does_not_fit_is_not_begun(store, monkeypatch):
+def test_what_does_not_fit_is_not_begun(store, monkeypatch, names):
     """It would take long to find out otherwise."""
     fill(store, MB)
     free = disk.num_free_bytes(store.folder)
@@ -104,7 +100,7 @@ def test_what_does_not_fit_is_not_begun(store, monkeypatch):
     assert names(store) == ["ba00000001"]
 
 
-def test_a_disk_that_fills_up_meanwhile_is_left_as_it_was(store, monkeypatch):
+def test_a_disk_that_fills_up_meanwhile_is_left_as_it_was(store, monkeypatch, names):
     """Others write, too. What had been written is removed, and that is what is free."""
     fill(store, 2 * MB)
     free = disk.num_free_bytes(store.folder)
@@ -164,7 +160,7 @@ def fails_at(number, at, monkeypatch):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("batch", [2, 3])
-def test_a_failure_at_any_point_leaves_what_was(number, batch, tmp_path, parts):
+def test_a_failure_at_any_point_leaves_what_was(number, batch, tmp_path, parts, names):
     """Of a new checkpoint nothing, of one to be replaced that which was there."""
     for at in itertools.count():
         store = Store(tmp_path / str(at))

@@ -21,17 +21,8 @@ class Pair(NamedTuple):
 
 
 X, Y = torch.arange(10.0).reshape(5, 2), torch.arange(5)
-NESTS = {
-    "tuple": (X, Y),
-    "list": [X, Y],
-    "named": Pair(X, Y),
-    "mapping": {"input_ids": X, "labels": Y},
-    "nested": (X, {"boxes": [Y, Y], "meta": "text"}),
-    "tensor": X,
-}
 
 
-@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 def test_slices_are_even_but_for_the_last(nest):
     """Five samples in twos: 2, 2, 1; together they are the batch."""
     pieces = split(nest, 2)
