@@ -118,7 +118,7 @@ class Bench:
         """Builds loops by name, and makes their first steps.
 
         Args:
-            given: what eventloop is told; "plain" in it stands for the loop by hand, "batches" for others.
+            given: what eventloop is told; "plain": True for the loop by hand, "batches" for another data loader.
         """
         made, loops = self.made(workload), {}
         for name, options in given.items():
@@ -235,7 +235,8 @@ def _against_plain(
     plain, ours = loops["plain"], loops["ours"]
     times = bench.by_turns(loops, slow=(100, 3 if gate == "eager" else 2))
     yield _ratio(gate, f"{name}, speed", times["plain"], times["ours"], least=LEAST_SPEED[name])
-    yield _ratio(gate, f"{name}, noise", times["plain"][1:], times["plain"][:-1])
+    if len(times["plain"]) > 1:
+        yield _ratio(gate, f"{name}, noise", times["plain"][1:], times["plain"][:-1])
     yield Row(gate, f"{name}, plain ms a step", statistics.median(times["plain"]))
     if bench.on_gpu:
         ratio = ours.peak_gib / plain.peak_gib
@@ -278,12 +279,17 @@ def inputs(bench: Bench) -> Iterator[Row]:
 
 
 class Waits:
-    """An algorithm that takes the time for which the loop waits for a checkpoint."""
+    """An algorithm that takes the time for which the loop waits for a checkpoint, but for those at a fit's end.
+
+    Args:
+        interval: at which multiples of batches checkpoints are saved.
+    """
 
     name = "waits"
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int) -> None:
         self.ms: list[float] = []
+        self._interval = interval
 
     @hookimpl(wrapper=True)
     def save_checkpoint(self, state: State) -> Generator[None, Any, Any]:
@@ -291,13 +297,15 @@ class Waits:
         synchronize(state.device)
         began = time.perf_counter()
         path = yield
-        self.ms.append((time.perf_counter() - began) * 1e3)
+        if state.clock.batch % self._interval == 0:
+            self.ms.append((time.perf_counter() - began) * 1e3)
         return path
 
 
 def checkpoints(bench: Bench) -> Iterator[Row]:
     """A checkpoint every 100 steps of GPT-2, within one fit, whose end saves another and waits for it."""
-    waits, interval = Waits(), 100 if bench.on_gpu else 5
+    interval = 100 if bench.on_gpu else 5
+    waits = Waits(interval)
     given: dict[str, Any] = {
         "none": {},
         "saved": {"checkpoint_interval": f"{interval}ba", "checkpoint_keep": 1, "algorithms": [waits],
@@ -313,9 +321,7 @@ def checkpoints(bench: Bench) -> Iterator[Row]:
             seconds[name].append(stamps[3 * interval] - stamps[0])
     yield _ratio("checkpoints", "gpt2, cost", seconds["saved"], seconds["none"], most=1.02)
     print("checkpoints, ms that the loop waited:", [round(one, 1) for one in waits.ms])
-    yield Row(
-        "checkpoints", "gpt2, ms that the loop waits", statistics.median(waits.ms[1:]), most=60.0
-    )
+    yield Row("checkpoints", "gpt2, ms that the loop waits, at most", max(waits.ms), most=60.0)
     free()
 
 
@@ -399,7 +405,7 @@ def rivals(bench: Bench) -> Iterator[Row]:
         told = {who: [round(one, 3) for one in each] for who, each in times.items()}
         print(f"rivals, {name}, ms a step: {told}")
         for who in RIVALS:
-            if len(times[who]) == len(times["eventloop"]):
+            if times[who] and len(times[who]) == len(times["eventloop"]):
                 what = f"{name}, times as fast as {who}"
                 yield _ratio("rivals", what, times[who], times["eventloop"], least=least)
 
@@ -432,7 +438,7 @@ def start(bench: Bench) -> Iterator[Row]:
         for name in times:
             began = time.time()
             done = subprocess.run([sys.executable, script, name, str(bench.device)],
-                                  capture_output=True, text=True, check=True)  # fmt: skip
+                                  stdout=subprocess.PIPE, text=True, check=True)  # fmt: skip
             times[name].append(float(done.stdout) - began)
     print(
         "start, s to the first step:",
@@ -487,7 +493,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures and prints; a gate that fails to run is told, and the next one runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("gates", nargs="*", choices=[*GATES, []], help="default: all")
-    parser.add_argument("--workload", action="append", default=[], choices=workloads())
+    what = "of eager, compiled, logging and rivals; default: all networks"
+    parser.add_argument("--workload", action="append", default=[], choices=workloads(), help=what)
     parser.add_argument("--steps", type=int, default=100, help="steps a turn")
     parser.add_argument("--turns", type=int, default=8, help="turns of each loop")
     parser.add_argument("--seconds", type=float, default=1e9, help="no gate begins later")
@@ -506,7 +513,8 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
         some = torch.ones(256, 256, device=device, dtype=torch.bfloat16)
-        torch.mm(some, some)  # the memory that cuBLAS keeps is nobody's
+        # The memory that cuBLAS keeps, for each thread, isn't that of the first loop.
+        torch.mm(some.requires_grad_(), some).sum().backward()
     machine, rows = machine_of(device), []
     with tempfile.TemporaryDirectory(prefix="gates-") as folder:
         bench = Bench(device, options.turns, options.steps, Path(folder), options.workload)

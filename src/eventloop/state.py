@@ -79,7 +79,8 @@ class State:
         even_batches: whether each batch of the epoch is known to have as many samples on all ranks,
             which then need to tell each other nothing about it.
         count: what the batch counts for: samples and tokens, on the host.
-        outputs: what `forward` gave for the microbatch; None in its backward pass if no plugin acts there or later.
+        outputs: what `forward` gave for the microbatch; None in its backward pass, unless a plugin acts at one of
+            `before_loss` to `after_backward`.
         loss: the microbatch's, shape (), with its graph; from `after_train_batch` to `batch_end`
             the batch's mean, detached; else None.
         metrics: what the results are computed with, by data set: "train", "eval/NAME".

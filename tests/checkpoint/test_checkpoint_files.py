@@ -25,7 +25,7 @@ def folder(parts, tmp_path):
 
 @pytest.fixture
 def refused(folder):
-    """Asserts that neither reads nor verifies; gives the message."""
+    """Asserts that it isn't read; gives the message."""
 
     def refused():
         with pytest.raises(CheckpointError) as caught:

@@ -48,14 +48,15 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
     with pytest.raises(NonFiniteError) as caught:
         trainer.fit()
 
+    found = trainer.state.clock.batch
     assert str(caught.value) == (
         f"the loss is {loss} at epoch 0, batch 3\n"
-        f"  found       at batch {10 + num_late(trainer)}; everything since then is of no use\n"
+        f"  found       at batch {found}; everything since then is of no use\n"
         "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
         "  fix         look at the inputs and targets of that batch, and at the loss; with "
         'on_bad_loss="ignore" the run continues'
     )
-    assert trainer.state.clock.batch == 10 + num_late(trainer)
+    assert found in (10, 10 + num_late(trainer))  # a GPU may be as fast as the host
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

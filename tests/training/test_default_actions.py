@@ -210,19 +210,29 @@ def outputs_kept(make_trainer, make_task):
     return outputs_kept
 
 
-def test_outputs_do_not_lie_beside_the_gradients_where_nobody_looks(outputs_kept, make_plugin):
-    """Large ones, a language model's logits; until the backward pass plugins see them."""
+def test_outputs_are_dropped_before_the_backward_pass(outputs_kept, make_plugin):
+    """Large ones, a language model's logits; a plugin that acts before the loss or after the batch needs none."""
     seen = []
-    looks = make_plugin(before_backward=lambda state: seen.append(state.outputs.shape))
+    early = make_plugin("early", after_forward=lambda state: seen.append(state.outputs.shape))
+    late = make_plugin("late", after_train_batch=lambda state: seen.append(state.outputs))
 
-    assert outputs_kept(looks) == [False] * 3
+    assert outputs_kept() == outputs_kept(early, late) == [False] * 3
+    assert seen == [(4, 3), None] * 3
+
+
+@pytest.mark.parametrize("hook", ["before_loss", "after_loss", "before_backward", "after_backward"])
+def test_a_plugin_of_the_loss_or_the_backward_pass_has_the_outputs(hook, outputs_kept, make_plugin):
+    """It may have hung a hook on a tensor, which reads them in the backward pass."""
+    seen = []
+    plugin = make_plugin(**{hook: lambda state: seen.append(state.outputs.shape)})
+
+    assert outputs_kept(plugin) == [True] * 3
     assert seen == [(4, 3)] * 3
 
 
-def test_who_acts_in_or_after_the_backward_pass_has_the_outputs(outputs_kept, make_plugin):
-    """A wrapper of the action, and the event that closes it."""
-    around, seen = Around(), []
-    after = make_plugin(after_backward=lambda state: seen.append(state.outputs.shape))
+def test_a_wrapper_of_the_backward_pass_has_the_outputs_after_it(outputs_kept):
+    """As before the pass."""
+    around = Around()
 
-    assert outputs_kept(around) == outputs_kept(after) == [True] * 3
-    assert around.seen == seen == [(4, 3)] * 3
+    assert outputs_kept(around) == [True] * 3
+    assert around.seen == [(4, 3)] * 3

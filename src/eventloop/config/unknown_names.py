@@ -1,4 +1,4 @@
-"""Names that nothing knows, in any layer: settings, options, plugins; with the closest, and flags without effect."""
+"""Finds settings, options and plugins that don't exist, and flags without effect."""
 
 from __future__ import annotations
 

@@ -89,8 +89,9 @@ class SideStream:
             if one.device == self._device:
                 return one
             if one.is_cpu and not one.is_pinned():
-                is_expanded = one.layout is torch.strided and 0 in one.stride()  # not to be pinned
-                one = (one.contiguous() if is_expanded else one).pin_memory()
+                # torch pins no entries that share memory.
+                is_plain = one.layout is torch.strided and not one.is_nested
+                one = (one.contiguous() if is_plain and 0 in one.stride() else one).pin_memory()
             with self._streams.stream(self._side):
                 copies.append(one.to(self._device, non_blocking=True))
             return copies[-1]

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import stat
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -275,15 +274,11 @@ def _check_regular(there: os.stat_result) -> None:
         raise CorruptFileError("it is not a regular file")
     # To digest a terabyte of nothing would take an hour. Some file systems report no blocks at all.
     stored = 512 * getattr(there, "st_blocks", 0)
-    if 0 < stored < there.st_size // 1000 and there.st_size > _num_memory_bytes():
+    has_holes = 0 < stored < there.st_size // 1000
+    if has_holes and there.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise CorruptFileError(
             f"of its {there.st_size:,} bytes only {stored:,} are stored, the rest are holes"
         )
-
-
-@cache
-def _num_memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class CorruptFileError(Exception):

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from eventloop.state import State
 from eventloop.training.grad_scaling import StepOutcome
 
+_LATE = ("before_loss", "loss", "after_loss", "before_backward", "backward", "after_backward")
+
 
 class _Known(NamedTuple):
     takes_labels: bool
@@ -86,8 +88,9 @@ class Defaults:
             scheduler.begin(state)
         self._known_of(state)  # within a compiled region it would be compiled twice
         hooked = self._active.assembly.implementations
-        late = (*hooked["backward"], *hooked["after_backward"])
-        self._is_watched = any(one.plugin.role != "core" for one in late)
+        late = [one for hook in _LATE for one in hooked[hook] if one.plugin.role != "core"]
+        # Who acts there may hang a hook on a tensor, which reads them; a task's loss is given them.
+        self._is_watched = any(one.plugin.role != "task" or one.hook.name != "loss" for one in late)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:

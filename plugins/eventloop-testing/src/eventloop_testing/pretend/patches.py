@@ -139,7 +139,7 @@ def _pinned(self: Tensor, device: Any = None) -> Tensor:
         raise RuntimeError(f"cannot pin {self.type()!r}: only tensors of the host can be pinned")
     if memory.is_pinned(self):
         return self
-    if self.layout is not torch.strided:
+    if self.layout is not torch.strided or self.is_nested:
         return memory.pin(self.clone())
     # With its strides, as torch does, which thus can't pin what was expanded.
     made = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype)
