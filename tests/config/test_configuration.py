@@ -105,11 +105,18 @@ def test_all_wrong_settings_are_told_at_once(tmp_path):
     assert "'max_durtion'; the closest is 'max_duration'" in text
 
 
-def test_a_setting_that_the_task_misspells_is_refused(tmp_path):
-    """Task(settings=...) is a layer like the others."""
-    text = refusal(read(tmp_path).settings, {"max_durtion": "1ep"})
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_durtion", "'max_durtion'; the closest is 'max_duration'"),
+        ("mixup.alpha", "no setting is named 'mixup.alpha'"),
+    ],
+)
+def test_what_a_task_sets_that_is_no_setting_is_refused(tmp_path, name, message):
+    """Task(settings=...) is a layer like the others, but for options of plugins."""
+    text = refusal(read(tmp_path).settings, {name: "1ep"})
 
-    assert "'max_durtion'; the closest is 'max_duration'" in text
+    assert message in text
 
 
 def test_the_autoload_of_a_task_is_weaker_than_any_other(tmp_path):

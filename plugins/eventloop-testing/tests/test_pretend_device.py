@@ -459,3 +459,12 @@ def test_the_data_of_a_parameter_of_the_host_may_be_on_the_device(pretend_device
     assert isinstance(weight, torch.nn.Parameter)
     assert weight.device == pretend_device
     assert weight.requires_grad
+
+
+def test_what_was_expanded_can_not_be_pinned(pretend_device):
+    """As on a GPU: pinned memory has the strides of the tensor, and its entries would share it."""
+    entries = torch.tensor([3.0])
+
+    with pytest.raises(RuntimeError, match="single memory location"):
+        entries.expand(4).pin_memory()
+    assert entries.expand(4).contiguous().pin_memory().is_pinned()
