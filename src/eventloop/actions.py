@@ -193,7 +193,7 @@ class Actions(Protocol):
         """Returns the loss of `state.outputs` and `state.targets`, a tensor of shape ().
 
         Asked: once a microbatch, after `before_loss`. Runs under autocast. A mean over what
-        `weigh_microbatch` weighs.
+        `weigh_microbatch` weighs. `state.outputs` may be None in its backward pass.
         """
 
     @hookspec(per="microbatch", firstresult=True)

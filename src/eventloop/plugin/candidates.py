@@ -16,7 +16,7 @@ from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.declared_hooks import HOOKS
-from eventloop.plugin.load import load
+from eventloop.plugin.load import Outcome, load
 from eventloop.plugin.metadata import discover, shadowed
 from eventloop.plugin.mistakes import without_hooks
 from eventloop.plugin.name_problems import name_problems
@@ -49,7 +49,7 @@ class Candidates:
         self.found, self.unreadable = discover(configuration.local, installed)
         self._asked: tuple[Choice, Rules] | None = None
         self._selected: tuple[Candidate, ...] = ()
-        self._outcomes: dict[Found, Candidate] = {}
+        self._outcomes: dict[Found, Outcome] = {}
 
     def selected(self, configuration: Configuration) -> tuple[Candidate, ...]:
         """Selects; again if the choice has changed, as in a resumed run."""
@@ -97,22 +97,21 @@ def load_all(
     replaced = set(map(fold, passed or ()))
     unusable = name_problems(selected)
     remaining = [one for one in selected if fold(one.found.name) not in replaced]
-    for one in remaining:  # all are imported before one is built
-        if one.found not in unusable:
-            candidates.loaded(one)
-    rows = [
-        dataclasses.replace(one, problems=(unusable[one.found],))
-        if one.found in unusable
-        else _row(one, configuration, candidates)
-        for one in remaining
-    ]
+    with named_interrupts():
+        loaded = [  # before one is built
+            dataclasses.replace(one, problems=(unusable[one.found],))
+            if one.found in unusable
+            else candidates.loaded(one)
+            for one in remaining
+        ]
+        rows = [_row(one, configuration) for one in loaded]
     options = {
         row.found.name: _option_names(_judged(row, configuration, candidates)) for row in rows
     }
     unknown = list(unknown_keys(configuration.layers, options, passed=passed))
     for idx, row in enumerate(rows):  # what is wrong with options that were set for its plugin
-        own = [problem for section, problem in unknown if section == fold(row.found.name)]
-        rows[idx] = dataclasses.replace(row, problems=(*row.problems, *own))
+        if own := [problem for section, problem in unknown if section == fold(row.found.name)]:
+            rows[idx] = dataclasses.replace(row, problems=(*row.problems, *own))
     # What is wrong with names, `select_all` has told already.
     problems = [one for row in rows if row.found not in unusable for one in row.problems]
     return rows, list(dict.fromkeys([*problems, *(problem for _, problem in unknown)]))
@@ -138,14 +137,12 @@ def found_subjects(problem: EventloopError) -> Iterator[Found]:
             yield found
 
 
-def _row(one: Candidate, configuration: Configuration, candidates: Candidates) -> Candidate:
-    """Loads and builds one plugin; an exception becomes a problem of its row."""
-    one = candidates.loaded(one)
+def _row(one: Candidate, configuration: Configuration) -> Candidate:
+    """Builds a plugin that was loaded; an exception becomes a problem of its row."""
     if one.status == "off" or one.problems:
         return one
     try:
-        with named_interrupts():
-            return _built(one, configuration)
+        return _built(one, configuration)
     except EventloopError as error:
         return dataclasses.replace(one, problems=(error,))
     except Interrupted:

@@ -28,9 +28,10 @@ from eventloop.plugin.static_names import bound_names, locate, origin_of
 from eventloop.signals import Interrupted, named_interrupts
 
 _MAX_REDIRECTIONS = 8
+Outcome = tuple[object, tuple[PluginError, ...]]  # what was imported, and its problems
 
 
-def load(one: Candidate, outcomes: dict[Found, Candidate]) -> Candidate:
+def load(one: Candidate, outcomes: dict[Found, Outcome]) -> Candidate:
     """Imports a plugin if it is active; a failure is a problem of the candidate.
 
     Args:
@@ -40,11 +41,11 @@ def load(one: Candidate, outcomes: dict[Found, Candidate]) -> Candidate:
         return one
     if one.found not in outcomes:
         try:
-            outcomes[one.found] = replace(one, target=imported(one.found))
+            outcomes[one.found] = imported(one.found), ()
         except PluginError as error:
-            outcomes[one.found] = replace(one, problems=(error,))
-    known = outcomes[one.found]
-    return replace(one, target=known.target, problems=known.problems)
+            outcomes[one.found] = None, (error,)
+    target, problems = outcomes[one.found]
+    return replace(one, target=target, problems=problems)
 
 
 def imported(found: Found) -> object:

@@ -89,7 +89,7 @@ class Defaults:
         self._known_of(state)  # within a compiled region it would be compiled twice
         hooked = self._active.assembly.implementations
         late = [one for hook in _LATE for one in hooked[hook] if one.plugin.role != "core"]
-        # Who acts there may hang a hook on a tensor, which reads them; a task's loss is given them.
+        # A plugin may register a tensor hook there that reads the outputs; a task's loss has them.
         self._is_watched = any(one.plugin.role != "task" or one.hook.name != "loss" for one in late)
 
     @hookimpl
