@@ -52,6 +52,12 @@ def test_a_value_out_of_range_is_refused_with_its_name(name, value):
         convert_setting(setting_options()[name], value)
 
 
+def test_an_empty_run_dir_is_refused():
+    """Of a variable that isn't set it would be the working directory, and fill it with files."""
+    with pytest.raises(ValueError, match="it is empty; give a folder"):
+        convert_setting(setting_options()["run_dir"], "")
+
+
 def test_a_setting_error_is_a_value_error():
     """Python callers expect ValueError for a wrong argument."""
     with pytest.raises(ValueError, match="microbatch_size"):

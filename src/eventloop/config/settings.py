@@ -163,6 +163,8 @@ def convert_setting(option: Option, raw: object) -> Any:
     """
     if (text := str(raw)) != text.encode("utf-8", "ignore").decode():
         raise ValueError(f"{text!a} isn't UTF-8, as the run's files are; give another name")
+    if option.name == "run_dir" and not text:  # of a variable that isn't set; a Path of it is "."
+        raise ValueError("it is empty; give a folder")
     value = convert_value(option, raw)
     if reason := _out_of_range(option.name, value):
         raise ValueError(reason)
