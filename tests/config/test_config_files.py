@@ -60,6 +60,8 @@ def test_a_file_from_windows_is_read(tmp_path, name):
         (b"a: [", "can't be read as YAML"),
         (b"\xff\xfe", "can't be read as text"),
         (b"seed: 1\nSEED: 2\n", "'SEED' is given twice"),
+        (b"plugins: {ema: {decay: 1}}\nema: {decay: 2}\n", "'ema.decay' is given twice"),
+        (b"task: {lr: 1}\nTask: {LR: 2}\n", "'Task.LR' is given twice"),
     ],
 )
 def test_a_config_file_of_another_form_is_refused_by_name(tmp_path, content, message):

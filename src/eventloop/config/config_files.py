@@ -88,16 +88,16 @@ def _label(value: object, source: str) -> str:
 
 def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
     """Returns values by dotted key; a plugin's section can be in `plugins` or at the top."""
-    sections = {"task": top.get("task"), **_mapping(top.get("plugins"), "plugins", source)}
     values: dict[str, Value] = {}
+    sections = [*_mapping(top.get("plugins"), "plugins", source).items()]
     for key, value in top.items():
-        if key in ("task", "plugins"):
+        if key == "plugins":
             continue
-        if isinstance(value, Mapping) and fold(key) not in SETTING_NAMES:
-            sections[key] = {**_mapping(sections.get(key), key, source), **value}
+        if key == "task" or (isinstance(value, Mapping) and fold(key) not in SETTING_NAMES):
+            sections.append((key, value))
         else:
             _add(values, key, value, source)
-    for section, options in sections.items():
+    for section, options in sections:
         for key, value in _mapping(options, section, source).items():
             _add(values, f"{section}.{key}", value, source)
     return values
