@@ -25,3 +25,20 @@ def test_a_file_that_cannot_be_written_stops_nothing_late(option, path, message,
     assert f"{option} {path}: " in ran.err
     assert message in ran.err
     assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["fit", "tiny.py", "--export="], "--export '' names no file"),
+        (["fit", "tiny.py", "--result="], "write `--result other.json`"),
+        (["predict", "tiny.py", "--out="], "--out '' names no file"),
+        (["export", "there", ""], "write `other.safetensors`"),
+    ],
+)
+def test_an_empty_path_is_refused(argv, message, run, tiny):
+    """It is a shell's variable that isn't set."""
+    ran = run(*argv)
+
+    assert ran.status == 2
+    assert message in ran.err

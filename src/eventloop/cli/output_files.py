@@ -32,12 +32,14 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
         suffix: the required suffix.
 
     Raises:
-        UsageError: its folder doesn't exist, or it has the wrong suffix.
+        UsageError: it is empty, its folder doesn't exist, or it has the wrong suffix.
     """
 
     def written(path: Path) -> str:
         return f"write `{option}{shlex.quote(str(path))}`"
 
+    if not path.name:
+        raise UsageError(f"{option}'' names no file", fix=written(Path(f"other{suffix}")))
     if path.suffix != suffix:
         name = option.strip(" -")
         what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
@@ -53,5 +55,5 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
     if reason := why_no_file(path):
         raise UsageError(
             f"{option}{path}: it can't be written: {reason}",
-            fix=f"give another file: `{option}other{SUFFIX}`",
+            fix=written(Path(f"other{suffix}")),
         )
