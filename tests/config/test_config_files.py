@@ -90,6 +90,14 @@ def test_a_pyproject_that_is_no_toml_is_refused(tmp_path):
     assert "can't be read as TOML" in refusal(read, tmp_path)
 
 
+@pytest.mark.parametrize("text", ["tool = 3\n", "[[tool]]\n", "[tool]\neventloop = 3\n"])
+def test_a_pyproject_without_a_table_of_tools_is_refused(tmp_path, text):
+    """What is written there was meant to count."""
+    (tmp_path / "pyproject.toml").write_text(text)
+
+    assert "should hold names with values" in refusal(read, tmp_path)
+
+
 def test_a_site_file_holds_rules_alone(read_configuration):
     """A default that everything overrules would be no rule."""
     assert "'seed'" in refusal(read_configuration, site="seed = 1")

@@ -30,13 +30,13 @@ def yaml_layer(path: Path) -> Layer:
         content = yaml_text.load_yaml(text)
     except yaml_text.YamlTextError as error:
         raise _unreadable(path, "YAML", error) from error
-    return _file_layer({} if content is None else content, str(path), path)
+    return _file_layer(content, str(path), path)
 
 
 def pyproject_layer(path: Path, source: str) -> Layer:
     """Reads `[tool.eventloop]` of a `pyproject.toml`; raises SettingError if it isn't as it should be."""
-    content = _read_toml(path)
-    return _file_layer(content.get("tool", {}).get("eventloop", {}), source, path)
+    tools = _mapping(_read_toml(path).get("tool"), "tool", source)
+    return _file_layer(tools.get("eventloop"), source, path)
 
 
 def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
