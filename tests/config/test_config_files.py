@@ -110,3 +110,4 @@ def test_a_site_file_that_is_not_there_is_an_error(tmp_path):
     message = refusal(read, tmp_path, environ=environ)
 
     assert "EVENTLOOP_SITE_CONFIG" in message
+    assert "TOML" not in message

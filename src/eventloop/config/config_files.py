@@ -122,8 +122,9 @@ def _add(values: dict[str, Value], key: str, value: object, source: str) -> None
 
 
 def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
+    text = _read(path, named_by).replace("\r\n", "\n")
     try:
-        return tomllib.loads(_read(path, named_by).replace("\r\n", "\n"))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
         raise _unreadable(path, "TOML", error) from error
 
