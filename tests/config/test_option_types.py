@@ -68,6 +68,18 @@ def test_an_annotation_that_only_type_checkers_see_takes_anything():
     assert options["lr"].type is float
 
 
+@pytest.mark.parametrize("annotation", ["the rate", "pytest.nope", 5])
+def test_an_annotation_that_is_no_type_takes_anything(annotation):
+    """A plugin with one must not break the help of all commands."""
+
+    def task(lr=0.1, other=None):
+        pass
+
+    task.__annotations__ = {"lr": annotation, "other": annotation}
+
+    assert [one.type for one in options_of(task).values()] == [Any, Any]
+
+
 @pytest.mark.parametrize(
     ("annotation", "raw", "value"),
     [

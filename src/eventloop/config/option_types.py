@@ -18,7 +18,6 @@ from eventloop.naming import fold
 from eventloop.urls import Url
 
 REQUIRED = inspect.Parameter.empty
-_UNTYPED = inspect.Parameter.empty
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {Time: Time, Url: Url}
 # Where values are written in Python.
@@ -228,14 +227,15 @@ def as_python(text: str) -> str:
 
 def _type(parameter: inspect.Parameter, namespace: Mapping[str, Any]) -> Any:
     annotation = parameter.annotation
-    if annotation is _UNTYPED:
+    if annotation is inspect.Parameter.empty:
         return _suggested(parameter.default)
     holder = types.SimpleNamespace(__annotations__={"type": annotation})
     try:
         found = typing.get_type_hints(holder, dict(namespace))["type"]
-    except NameError:  # imported for type checkers only
+        optional = found | None
+    except Exception:  # noqa: BLE001 - imported for type checkers only, or a text about it
         return Any
-    return found | None if parameter.default is None and found is not Any else found
+    return optional if parameter.default is None and found is not Any else found
 
 
 def _suggested(default: object) -> Any:
