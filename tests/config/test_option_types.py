@@ -125,6 +125,17 @@ def test_what_has_another_type_is_refused_with_what_was_expected(annotation, raw
         convert_value(Option("x", annotation, None, print), raw)
 
 
+@pytest.mark.parametrize("text", ["null", "NULL", "~"])
+def test_a_word_of_yaml_for_none_is_a_text_like_others(text):
+    """An option that isn't optional must not be given none: its plugin doesn't expect it."""
+    assert convert_value(Option("x", str, "a", print), text) == text
+    assert convert_value(Option("x", Literal["a", text], "a", print), text) == text
+    assert convert_value(Option("x", int | None, 1, print), text) is None
+    for annotation in (int, Literal["a"], list[str]):
+        with pytest.raises(ValueError, match=f"'{text}' isn't"):
+            convert_value(Option("x", annotation, None, print), text)
+
+
 def test_a_refused_value_is_told_with_its_source_and_a_line_to_paste():
     """A value may come from five places; a message that doesn't say which is no help."""
     option = Option("label_smoothing", float, 0.1, print)

@@ -176,7 +176,13 @@ def convert_value(option: Option, raw: object) -> Any:
             return None
         if raw is None:
             raise ValueError(f"none isn't {_expected(option)}")
-    return _convert(option, raw)
+    value = _convert(option, raw)
+    if value is not None or optional:
+        return value
+    # The parser takes YAML's other words for none, `~` and NULL, where none isn't of the type.
+    if str in _members(option.type) or raw in typing.get_args(option.type):
+        return raw
+    raise ValueError(_reason(option, raw))
 
 
 def _convert(option: Option, raw: object) -> Any:
