@@ -125,6 +125,16 @@ def test_what_has_another_type_is_refused_with_what_was_expected(annotation, raw
         convert_value(Option("x", annotation, None, print), raw)
 
 
+@pytest.mark.parametrize("annotation", [int, float, int | float, int | None])
+def test_a_time_of_day_is_no_number(annotation):
+    """YAML 1.1 reads 16:32, meant as a range, as 992 seconds."""
+    assert convert_value(Option("x", int | str, 1, print), "16:32") == "16:32"
+    assert convert_value(Option("x", Any, 1, print), "16:32") == "16:32"
+
+    with pytest.raises(ValueError, match="'16:32' isn't of type"):
+        convert_value(Option("x", annotation, 1, print), "16:32")
+
+
 @pytest.mark.parametrize("text", ["null", "NULL", "~"])
 def test_a_word_of_yaml_for_none_is_a_text_like_others(text):
     """An option that isn't optional must not be given none: its plugin doesn't expect it."""

@@ -20,6 +20,11 @@ def test_values_are_those_of_yaml():
     }
 
 
+def test_numbers_are_decimal():
+    """YAML 1.1 would read 8 and 90 here, which no author of a file means."""
+    assert load_yaml("[010, 1:30, 1:30.5, 0, -5, 0x10, 0.5]") == ["010", "1:30", "1:30.5", 0, -5, 16, 0.5]  # fmt: skip
+
+
 def test_an_entry_may_replace_one_that_is_merged():
     """It isn't given twice: to change a few values is what merging is for."""
     text = "small: &small {lr: 1, width: 2}\nlarge: {<<: *small, width: 8}\n"

@@ -177,10 +177,11 @@ def convert_value(option: Option, raw: object) -> Any:
         if raw is None:
             raise ValueError(f"none isn't {_expected(option)}")
     value = _convert(option, raw)
-    if value is not None or optional:
+    is_time = isinstance(value, int | float) and ":" in str(raw)
+    if not is_time and (value is not None or optional):
         return value
-    # The parser takes YAML's other words for none, `~` and NULL, where none isn't of the type.
-    if str in _members(option.type) or raw in typing.get_args(option.type):
+    # The parser reads YAML 1.1: `~` and NULL are none of any type, 16:32 is a number of seconds.
+    if {Any, str} & {*_members(option.type)} or raw in typing.get_args(option.type):
         return raw
     raise ValueError(_reason(option, raw))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml  # type: ignore[import-untyped]
 _MAX_LEVELS = 50
 _MAX_EXPANDED = 2**18  # characters, every alias written out
 _MAX_DIGITS = 400
+# YAML 1.1 would read them as 8 and as 90.
+_OCTAL_OR_TIME = re.compile(r"[-+]?0[0-7_]+|[^:]+:.*")
 _SPECIAL_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
@@ -66,6 +69,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
                 f"with its aliases written out it has more than {_MAX_EXPANDED:,} characters", mark
             )
         return node
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        is_number = kind is yaml.ScalarNode and tag.rpartition(":")[2] in ("int", "float")
+        if is_number and len(value) <= _MAX_DIGITS and _OCTAL_OR_TIME.fullmatch(value):
+            return self.DEFAULT_SCALAR_TAG  # a longer one is refused
+        return tag
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Hashable, int] = {}
