@@ -54,7 +54,7 @@ def write_best(sweep: Sweep, study: optuna.Study) -> FrozenTrial | None:
         content = yaml.safe_load(config.read_text(encoding="utf-8")) if config else {}
         for key, text in sweep.arguments.flags.items() | _values(sweep, best).items():
             _put(content, key, _plain(sweep.job.convert(key, text)))
-        chosen = [*sweep.arguments.choice.off, *_off(best)]
+        chosen = [*sweep.arguments.choice.off, *sweep.switched_off(best.params).values()]
         content |= {"disable": chosen} if chosen else {}
         wanted = [*sweep.arguments.choice.insist, *_on(best)]
         content |= {"required": wanted} if wanted else {}
@@ -185,10 +185,6 @@ def _values(sweep: Sweep, best: FrozenTrial, *, plugins: bool = False) -> dict[s
 
 def _chosen(best: FrozenTrial) -> list[str]:
     return [str(value) for name, value in best.params.items() if name.startswith("-p ")]
-
-
-def _off(best: FrozenTrial) -> list[str]:
-    return [one.removeprefix("no:") for one in _chosen(best) if one.startswith("no:")]
 
 
 def _on(best: FrozenTrial) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,9 +97,9 @@ class Sweep:
 
     def suggested(self, trial: Trial) -> dict[str, str]:
         """Returns the values of a trial; options of plugins that it is without have none."""
-        plugins = [one for one in self.dimensions if one.name.startswith("-p ")]
+        plugins = self._choices_of_plugins()
         values = {one.name: one.suggest(trial) for one in plugins}
-        off = _switched_off(values.values())
+        off = self.switched_off(values)
         options = [one for one in self.dimensions if one not in plugins and one.section not in off]
         return values | {one.name: one.suggest(trial) for one in options}
 
@@ -110,13 +110,13 @@ class Sweep:
             chosen: choices of plugins that differ from that.
         """
         values = {one.name: one.first for one in self.dimensions} | dict(chosen or {})
-        off = _switched_off(value for name, value in values.items() if name.startswith("-p "))
+        off = self.switched_off(values)
         skipped = {one.name for one in self.dimensions if one.section in off}
         return {name: value for name, value in values.items() if name not in skipped}
 
     def choices(self) -> Iterator[dict[str, str]]:
         """Yields the other choices of plugins: all of them, or of many each once."""
-        plugins = [one for one in self.dimensions if one.name.startswith("-p ")]
+        plugins = self._choices_of_plugins()
         usual = {one.name: one.first for one in plugins}
         several = [
             dict(zip(usual, one, strict=True))
@@ -129,7 +129,7 @@ class Sweep:
     def fit_line(self, values: Mapping[str, str]) -> list[str]:
         """Returns the command line that trains with some values, as it would be typed."""
         chosen = [value for name, value in values.items() if name.startswith("-p ")]
-        off = _switched_off(chosen)
+        off = self.switched_off(values)
         gone = [one for one in self.job.plugins if fold(one.found.name) in off]
         names = {fold(one.found.name) for one in gone}
         argv = fit_argv(self.arguments, without=gone)
@@ -138,6 +138,15 @@ class Sweep:
             f"{flag(name)}={value}" for name, value in values.items() if not name.startswith("-p ")
         ]
         return argv
+
+    def switched_off(self, values: Mapping[str, str]) -> dict[str, str]:
+        """Returns the plugins that a trial is without, by folded name: each that it didn't choose, too."""
+        plugins = [one for one in self._choices_of_plugins() if one.name in values]
+        chosen = [values[one.name] for one in plugins]
+        named = [each for one in plugins for each in one.choices if each not in chosen]
+        off = [one for one in named if not one.startswith("no:")]
+        off += [one.removeprefix("no:") for one in chosen if one.startswith("no:")]
+        return {fold(one): one for one in off}
 
     def modules(self) -> tuple[str, ...]:
         """Returns the modules that each trial imports for the sweep."""
@@ -155,6 +164,9 @@ class Sweep:
                 f"--pruning.pruner={self.pruner}",
             ]
         return argv
+
+    def _choices_of_plugins(self) -> list[Dimension]:
+        return [one for one in self.dimensions if one.name.startswith("-p ")]
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Arguments, list[tuple[str, ...]]]:
@@ -284,7 +296,3 @@ def _content(path: Path) -> dict[str, Any]:
             f"--space {path} is not a mapping", fix="write a line `task.lr: log:1e-4:1e-1` for each"
         )
     return content
-
-
-def _switched_off(chosen: Iterable[str]) -> set[str]:
-    return {fold(one.removeprefix("no:")) for one in chosen if one.startswith("no:")}
