@@ -122,6 +122,7 @@ def test_the_name_is_brought_into_form(run, clean, name):
         (["json"], "has this name"),
         (["no-plugins"], "an option of the command has this name"),
         (["class"], "Python has this name"),
+        (["none"], "Python has this name"),
         (["torch"], "`eventloop plugins new my-torch`"),
         (["eventloop"], "torch or eventloop has this name"),
         (["state"], "torch or eventloop has this name"),

@@ -88,7 +88,7 @@ def _taken(name: str) -> str:
     )
     if any(key in one.COMMAND.all_options() for one in commands):  # importing them takes torch
         return "an option of the command has this name"
-    if key in sys.stdlib_module_names or keyword.iskeyword(key):
+    if key in sys.stdlib_module_names or {key, _class_name(name)} & {*keyword.kwlist}:
         return "Python has this name"
     if key in ("torch", "eventloop") or _class_name(name) in eventloop.__all__:
         return "torch or eventloop has this name"
