@@ -56,6 +56,17 @@ def as_json(ran):
     return json.loads(ran.out)
 
 
+def test_show_tells_a_problem_on_lines_of_its_own(run, install, clean):
+    """It is the same message as that of a run, with the file and a line to paste."""
+    install("aa-test", "raise ValueError('no')")
+
+    ran = run("plugins", "show", "aa-test")
+
+    assert "\\n" not in ran.out
+    assert "\nproblems:\n" in ran.out
+    assert "  fix     " in ran.out
+
+
 def test_show_tells_values_and_where_each_came_from(run, two, monkeypatch):
     """A value that nobody can trace is one that nobody trusts."""
     monkeypatch.setenv("EVENTLOOP_AA_TEST__BETA", "3")

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
-from eventloop.cli.printing import write_json, write_lines, write_table
+from eventloop.cli.printing import write_json, write_lines, write_table, write_text
 from eventloop.cli.registry import run_command
 from eventloop.config.option_types import Value, flag
-from eventloop.errors import UsageError, closest, text_of
+from eventloop.errors import UsageError, closest, in_shell, text_of
 from eventloop.naming import fold
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
+from eventloop.safe_text import plain
 from eventloop_plugins.check import measure_imports
 from eventloop_plugins.hooks import declared_by, implemented_by
 from eventloop_plugins.reading import (
@@ -183,9 +184,10 @@ def _write(content: dict[str, Any]) -> None:
             write_table(
                 tuple(rows[0]), [[_text(key, cell) for cell in row.values()] for row in rows]
             )
-    for key in ("edges", "problems"):
-        if content[key]:
-            write_lines(["", f"{key}:", *content[key]])
+    if content["edges"]:
+        write_lines(["", "edges:", *content["edges"]])
+    if content["problems"]:
+        write_text("\n".join(["", "problems:", *map(plain, map(in_shell, content["problems"]))]))
 
 
 def _text(key: str, value: object) -> str:
