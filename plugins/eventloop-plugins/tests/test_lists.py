@@ -74,3 +74,14 @@ def test_what_is_no_list_is_an_error(text):
     """The file is left as it is."""
     with pytest.raises(ValueError, match=r"disable of \[tool.eventloop\]|line 1"):
         with_name(text, "disable", "sam")
+
+
+def test_a_plugin_is_added_to_a_list_that_allows_none(run, install, clean):
+    """`allow = []` leaves all out, so that the plugin would stay off."""
+    install("aa-test", "class Plugin:\n    pass\n")
+    (clean / "pyproject.toml").write_text("[tool.eventloop]\nallow = []\n")
+
+    ran = run("plugins", "enable", "aa-test")
+
+    assert ran.status == 0
+    assert has_name((clean / "pyproject.toml").read_text(), "allow", "aa-test")

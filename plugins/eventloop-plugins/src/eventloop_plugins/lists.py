@@ -99,7 +99,7 @@ def _named(arguments: Arguments, command: Command) -> Candidate:
 def _enabled(text: str, one: Candidate) -> str:
     name = one.found.name
     text = without_name(text, "disable", name) if has_name(text, "disable", name) else text
-    if names(text, "allow") and not has_name(text, "allow", name):
+    if "allow" in _table(text) and not has_name(text, "allow", name):
         text = with_name(text, "allow", name)
     if static_check(one.found).off_until_named and not has_name(text, "required", name):
         text = with_name(text, "required", name)
@@ -159,7 +159,11 @@ def names(text: str, key: str) -> list[str]:
     Raises:
         ValueError: the file isn't TOML.
     """
-    return list(_parsed(text).get("tool", {}).get("eventloop", {}).get(key, ()))
+    return list(_table(text).get(key, ()))
+
+
+def _table(text: str) -> Any:
+    return _parsed(text).get("tool", {}).get("eventloop", {})
 
 
 def _is(item: str, name: str) -> bool:
