@@ -47,6 +47,7 @@ def test_every_kind_of_option_is_written_as_toml(three):
         "text": 'a"b\n',
         "many": ("x", 2),
         "no": None,
+        "größe": 3,
     }
     plugin = found(three[0], options)
 

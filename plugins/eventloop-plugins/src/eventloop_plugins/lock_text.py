@@ -98,7 +98,9 @@ def _table(plugin: Plugin, found: Found) -> str:
     ]
     if is_editable(found):
         lines.append("editable = true")
-    options = [f"{name} = {_toml(plugin.options[name])}" for name in sorted(plugin.options)]
+    # TOML's bare keys are ASCII; Python's names needn't be.
+    keys = {name: name if name.isascii() else _toml(name) for name in sorted(plugin.options)}
+    options = [f"{key} = {_toml(plugin.options[name])}" for name, key in keys.items()]
     files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(file_digests(found))]
     for title, entries in (("options", options), ("files", files)):
         lines += [f"[plugins.{title}]", *entries] if entries else []
