@@ -84,6 +84,16 @@ def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, only):
     assert locked["eventloop"] == version("torch-eventloop")
 
 
+def test_a_lock_that_cannot_be_written_is_an_error(run, two, only):
+    """Without a traceback, which would be one of ours."""
+    (two / "eventloop.lock").mkdir()
+
+    ran = run("plugins", "lock", *only)
+
+    assert ran.status == 2
+    assert "eventloop.lock can't be written: Is a directory" in ran.err
+
+
 def test_a_lock_sees_a_byte_of_code(run, two, tmp_path, only):
     """The version says nothing of a file that was edited where it is installed."""
     unlocked = run("plugins", "lock", "--check", *only)

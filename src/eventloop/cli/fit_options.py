@@ -165,7 +165,7 @@ class Modes:
 
 def _count(arguments: Arguments, name: str) -> int:
     text = arguments.given[name.replace("-", "_")]
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
         raise UsageError(
             f"{flag(name)} takes a number of batches, 1 or more, not {text!r}",
             fix=f"write `{flag(name)} 2`, say",

@@ -46,7 +46,7 @@ def launch(command: str, argv: Sequence[str], nproc: str) -> int:
     Raises:
         UsageError: `nproc` is not a number of processes, or torchrun has started this one.
     """
-    if not (nproc.isascii() and nproc.isdigit() and int(nproc) > 0):
+    if not (nproc.isascii() and nproc.isdigit() and len(nproc) < 20 and int(nproc) > 0):
         raise UsageError(
             f"--nproc takes a number of processes, not {nproc!r}", fix="write `--nproc 2`"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
 from eventloop.cli.printing import write_json, write_lines
 from eventloop.cli.registry import run_command
-from eventloop.errors import PluginError
+from eventloop.errors import PluginError, UsageError
 from eventloop.plugin.lock_digests import NAME, lock_path, order_digest
 from eventloop_plugins.lock_text import check_lock, lock_text
 from eventloop_plugins.reading import dry_assembled
@@ -42,7 +42,14 @@ def run(arguments: Arguments) -> int:
         done = "as locked"
     else:
         text = lock_text(assembly.plugins, assembly.implementations)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{NAME} can't be written: {error.strerror}",
+                lock=path,
+                fix="move what has this name, or make its folder writable",
+            ) from error
         done = "locked"
     names = [one.name for one in assembly.plugins if one.found]
     if "json" in arguments.given:
