@@ -31,6 +31,19 @@ def test_what_print_config_prints_is_read_back(run, tiny, install):
     assert "  lr: 1.0e-05  # flag" in printed.out.splitlines()
 
 
+def test_what_task_and_plugins_print_is_not_in_the_file(run, tiny, install):
+    """`--print-config > run.yaml` is read back, whatever they say when they are imported."""
+    install("alpha-test", "print('a plugin: [')" + ALPHA)
+    with (tiny / "tiny.py").open("a") as file:
+        file.write("\nprint('a task: [')\n")
+
+    printed = run("fit", "tiny.py", "--no-plugins", "-p", "alpha-test", "--print-config")
+
+    assert yaml.safe_load(printed.out)["task"]
+    assert "a plugin: [" in printed.err
+    assert "a task: [" in printed.err
+
+
 def test_print_config_names_every_source_and_trains_nothing(run, tiny, install, monkeypatch):
     """Where a value comes from is the first question when it is wrong."""
     install("alpha-test", ALPHA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from eventloop.cli.job import Job, prepare
 from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.output_files import SUFFIX, output_path
 from eventloop.cli.print_config import config_lines
-from eventloop.cli.printing import write_lines, write_text
+from eventloop.cli.printing import stdout_to_stderr, write_lines, write_text
 from eventloop.errors import SettingError, counted
 from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl
@@ -62,13 +63,16 @@ def run(arguments: Arguments) -> int:
         output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
-    no_training = modes.is_dry or modes.checks or "print_config" in arguments.given
-    job = prepare(arguments, COMMAND, trains=not no_training)
-    if "unlocked" not in arguments.given and (lock := lock_path(Path.cwd())).is_file():
-        installed = dry_assemble(job.configuration, candidates=job.candidates).assembly
-        from_package("lock", f"{NAME} is here, so that fit")(lock, installed)
-    task = job.build_task()
-    if "print_config" in arguments.given:
+    is_printed = "print_config" in arguments.given
+    # A file with the configuration mustn't have what task and plugins print.
+    with stdout_to_stderr() if is_printed else nullcontext():
+        no_training = modes.is_dry or modes.checks or is_printed
+        job = prepare(arguments, COMMAND, trains=not no_training)
+        if "unlocked" not in arguments.given and (lock := lock_path(Path.cwd())).is_file():
+            installed = dry_assemble(job.configuration, candidates=job.candidates).assembly
+            from_package("lock", f"{NAME} is here, so that fit")(lock, installed)
+        task = job.build_task()
+    if is_printed:
         write_text("\n".join(config_lines(job, task_defaults_of(task).settings)))
         return 0
     with modes:
