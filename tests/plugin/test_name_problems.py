@@ -12,9 +12,11 @@ from eventloop.plugin.records import Found
 from eventloop.plugin.select import problems_of, select
 
 
-def found(name: str, distribution: str = "", version: str = "1.0") -> Found:
-    point = EntryPoint(name, "module:Plugin", "eventloop.algorithms")
-    return Found(name, "algorithm", point, distribution or f"eventloop-{name}", version)
+def found(
+    name: str, distribution: str = "", version: str = "1.0", role: str = "algorithm"
+) -> Found:
+    point = EntryPoint(name, "module:Plugin", f"eventloop.{role}s")
+    return Found(name, role, point, distribution or f"eventloop-{name}", version)
 
 
 def refuse(plugins: list[Found], choice: Choice) -> None:
@@ -31,6 +33,16 @@ def test_two_distributions_with_one_name_are_refused_with_both():
     assert "one 1.0 and two 2.0" in str(caught.value)
     assert "pip uninstall one" in str(caught.value)
     assert 'disable = ["Mix-Up"]' in str(caught.value)
+
+
+def test_a_package_with_a_name_twice_has_to_rename_one():
+    """To uninstall it leaves neither."""
+    with pytest.raises(PluginError) as caught:
+        refuse([found("both", "x"), found("both", "x", role="callback")], Choice())
+
+    points = "eventloop.algorithms: both and eventloop.callbacks: both"
+    assert f"rename one of the entry points {points}, or switch" in str(caught.value)
+    assert "pip uninstall" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["task", "Core", "a.b", "a b", "-x", "a__b", "no:x"])

@@ -93,12 +93,16 @@ def is_usable_name(name: str) -> bool:
 
 
 def _several(group: Sequence[Found]) -> PluginError:
-    removal = " or ".join(pip("uninstall", one) for one in _installed(group))
+    installed = _installed(group)
+    way = "keep one with " + " or ".join(pip("uninstall", one) for one in installed)
+    if len({*installed}) < len(installed):
+        points = (f"{one.entry_point.group}: {one.name}" for one in group)
+        way = f"rename one of the entry points {' and '.join(points)}"
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(_distributions(group))}",
         subjects=group,
-        fix=f"keep one with {removal}, or switch all off with " + switch_off(group[0].name)
-        if removal
+        fix=f"{way}, or switch all off with " + switch_off(group[0].name)
+        if installed
         else "leave one of them out, or give one another `name`",
     )
 
