@@ -58,6 +58,12 @@ def test_an_empty_run_dir_is_refused():
         convert_setting(setting_options()["run_dir"], "")
 
 
+def test_a_url_that_lost_a_slash_is_told_with_both():
+    """It would be a folder `s3:` in the working directory."""
+    with pytest.raises(ValueError, match=r"was a URL; .* s3://x/y"):
+        convert_setting(setting_options()["run_dir"], "s3:/x/y")
+
+
 def test_a_setting_error_is_a_value_error():
     """Python callers expect ValueError for a wrong argument."""
     with pytest.raises(ValueError, match="microbatch_size"):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 from eventloop.clock import Time
 from eventloop.config.option_types import Option, convert_value, options_of
 from eventloop.errors import SettingError
-from eventloop.urls import Url, is_url_as_path, place_of
+from eventloop.urls import Url, hidden, is_url_as_path, place_of
 
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
@@ -188,7 +188,8 @@ def _out_of_range(name: str, value: Any) -> str:
     if name in ("run_dir", "resume") and isinstance(value, Url) and value.problem:
         return value.problem
     if name == "run_dir" and isinstance(value, Path) and is_url_as_path(value):
-        return f"{str(value)!r} was a URL; give it as text, not as a Path"
+        url = hidden(value.as_posix().replace(":/", "://", 1))
+        return f"{str(value)!r} was a URL; give it as text with both slashes, {url}"
     if name == "microbatch_size" and value != "auto" and value < 1:
         return f"{value} is less than one sample; none: the whole batch"
     if name in ("clip_norm", "clip_value") and not (value > 0 and math.isfinite(value)):
