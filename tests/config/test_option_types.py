@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,6 +172,36 @@ def test_the_line_for_a_list_shows_how_one_is_written(source, line):
         typed(option, Value("q_proj", source), "lora")
 
     assert f"give it as list[str] or none: {line}" in str(caught.value)
+
+
+class Shade(enum.StrEnum):
+    """The values are others than the names."""
+
+    DARK = "d"
+    LIGHT = "l"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "fix"),
+    [
+        (Shade, Shade.LIGHT, "give it as DARK, LIGHT: `--task.x LIGHT`"),
+        (Shade | None, None, "give it as DARK, LIGHT or none: `--task.x DARK`"),
+        (tuple[float, float], (0.8, 0.9), "`--task.x '[0.8, 0.9]'`"),
+        (Literal["a", "b"], REQUIRED, "give it as a, b: `--task.x a`"),
+    ],
+)
+def test_the_line_to_paste_is_accepted(annotation, default, fix):
+    """An Enum's members are typed by name, a tuple as a list."""
+    option = Option("x", annotation, default, print)
+
+    with pytest.raises(SettingError) as caught:
+        typed(option, Value("DRAK", "flag"), "task")
+
+    assert fix in str(caught.value)
+    *_, text = shlex.split(fix.rpartition("`--")[2].rstrip("`"))
+    assert convert_value(option, text) is not None
+    if annotation is Shade:
+        assert "isn't one of DARK, LIGHT; the closest is 'DARK'" in str(caught.value)
 
 
 def test_a_union_is_tried_in_its_own_order():

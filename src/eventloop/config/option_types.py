@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -202,21 +204,22 @@ def _reason(option: Option, raw: object) -> str:
                 _PARSERS[member](raw)
             except ValueError as error:
                 return str(error)
-    hint = ""
-    if typing.get_origin(option.type) is Literal:
-        hint = closest(str(raw), [str(choice) for choice in typing.get_args(option.type)])
-    return f"{raw!r} isn't {_expected(option)}{hint}"
+    return f"{raw!r} isn't {_expected(option)}{closest(str(raw), _choices(option.type))}"
 
 
 def _expected(option: Option) -> str:
-    kind = "one of" if typing.get_origin(option.type) is Literal else "of type"
-    return f"{kind} {option.type_name}"
+    return f"{'one of' if _choices(option.type) else 'of type'} {option.type_name}"
 
 
 def _example(option: Option) -> str:
-    if isinstance(option.default, float | int | str):
-        return str(option.default).lower()
-    return next((_EXAMPLES[one] for one in _members(option.type) if one in _EXAMPLES), "VALUE")
+    if isinstance(default := option.default, enum.Enum):
+        return default.name
+    if default and isinstance(default, list | tuple):
+        return json.dumps(default, default=str)
+    if isinstance(default, float | int | str):
+        return str(default).lower()
+    known = (_EXAMPLES.get(one) or "".join(_choices(one)[:1]) for one in _members(option.type))
+    return next(filter(None, known), "VALUE")
 
 
 def as_python(text: str) -> str:
@@ -260,12 +263,19 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def _choices(annotation: Any) -> list[str]:
+    """Returns the values that a Literal or an Enum takes, as they are typed; none of other types."""
+    if isinstance(annotation, enum.EnumMeta):
+        return list(annotation.__members__)
+    return [*map(str, typing.get_args(annotation))] * (typing.get_origin(annotation) is Literal)
+
+
 def _type_name(annotation: Any) -> str:
     members = _members(annotation)
     if len(members) > 1:
         return " or ".join(_type_name(member) for member in members)
-    if typing.get_origin(annotation) is Literal:
-        return ", ".join(str(choice) for choice in typing.get_args(annotation))
+    if choices := _choices(annotation):
+        return ", ".join(choices)
     if annotation is type(None):
         return "none"
     if inspect.isclass(annotation) and not typing.get_args(annotation):
