@@ -15,7 +15,8 @@ import optuna
 import yaml  # type: ignore[import-untyped]
 from optuna.trial import FrozenTrial, TrialState
 
-from eventloop.commands import UsageError, counted, one_line
+from eventloop import Url
+from eventloop.commands import UsageError, counted, fold, one_line
 from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import Sweep
 
@@ -50,14 +51,7 @@ def write_best(sweep: Sweep, study: optuna.Study) -> FrozenTrial | None:
     """Writes the options of the best trial as a file for `--config`; returns the trial."""
     best = best_of(study)
     if best is not None:
-        config = sweep.arguments.path("config")
-        content = yaml.safe_load(config.read_text(encoding="utf-8")) if config else {}
-        for key, text in sweep.arguments.flags.items() | _values(sweep, best).items():
-            _put(content, key, _plain(sweep.job.convert(key, text)))
-        chosen = [*sweep.arguments.choice.off, *sweep.switched_off(best.params).values()]
-        content |= {"disable": chosen} if chosen else {}
-        wanted = [*sweep.arguments.choice.insist, *_on(best)]
-        content |= {"required": wanted} if wanted else {}
+        content = _config(sweep, best)
         text = f"# trial {best.number} of {study.study_name}: {best.value}\n"
         path = sweep.folder / _BEST
         path.write_text(text + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -183,23 +177,53 @@ def _values(sweep: Sweep, best: FrozenTrial, *, plugins: bool = False) -> dict[s
     }
 
 
-def _chosen(best: FrozenTrial) -> list[str]:
-    return [str(value) for name, value in best.params.items() if name.startswith("-p ")]
+def _config(sweep: Sweep, best: FrozenTrial) -> dict[str, Any]:
+    """Returns the file for `--config` with which `fit` trains as a trial did."""
+    layers, given = sweep.job.configuration.layers, sweep.arguments.given
+    # The first file is that of `--config`; others are read without being named.
+    file = next(one for one in layers if one.kind == "file") if "config" in given else None
+    values = {key: one.value for key, one in file.values.items()} if file else {}
+    for key, text in (sweep.arguments.flags | _values(sweep, best)).items():
+        values[key] = _plain(sweep.job.convert(key, text), text)
+    values |= {"autoload": False} if "no_plugins" in given else {}
+    rules = {key: one.value for key, one in file.rules.items()} if file else {}
+    rules |= _lists(sweep, best)
+    content: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (sections.setdefault(section, {}) if section else content)[name] = value
+    content |= {"task": sections.pop("task")} if "task" in sections else {}
+    # Where `plugins` is a list, their sections stand at the top.
+    content |= sections if "plugins" in rules or not sections else {"plugins": sections}
+    return content | rules
 
 
-def _on(best: FrozenTrial) -> list[str]:
-    return [one for one in _chosen(best) if not one.startswith("no:")]
+def _lists(sweep: Sweep, best: FrozenTrial) -> dict[str, list[str]]:
+    """Returns the lists of plugins, with what weaker files list: the strongest file's counts."""
+    rules, choice = sweep.job.configuration.rules, sweep.arguments.choice
+    off = {fold(one): one for one in choice.off} | sweep.switched_off(best.params)
+    chosen = [str(value) for name, value in best.params.items() if name.startswith("-p ")]
+    on = {fold(one): one for one in (*choice.insist, *chosen) if not one.startswith("no:")}
+    on |= {fold(one.name): f"{one.name}{one.specifier}" for one in rules.required}
+    required = [one for key, one in on.items() if key not in off]
+    off = {key: one.value for key, one in rules.disable.items() if key not in on} | off
+    local = sweep.job.configuration.local
+    own = [one for one in local if not one.source or one.source != rules.site]
+    plugins = [_label(one.label, one.folder) for one in own]
+    lists = {"disable": [*off.values()], "required": required, "plugins": plugins}
+    is_alone = "no_plugins" in sweep.arguments.given  # without what the project requires
+    return {key: one for key, one in lists.items() if one or (key == "required" and is_alone)}
 
 
-def _put(content: dict[str, Any], key: str, value: object) -> None:
-    section, _, name = key.rpartition(".")
-    if section == "task":
-        content.setdefault("task", {})[name] = value
-    elif section:
-        content.setdefault("plugins", {}).setdefault(section, {})[name] = value
-    else:
-        content[name] = value
+def _label(label: str, folder: Path) -> str:
+    """Returns a plugin's label that is valid in another folder, too; a module's is."""
+    path, end, name = label.partition(".py")
+    return f"{Path(folder, path).resolve()}{end}{name}" if end else path
 
 
-def _plain(value: object) -> object:
-    return value if isinstance(value, bool | int | float | None) else str(value)
+def _plain(value: object, text: str) -> object:
+    """Returns a value of YAML; of another type its text, from which it is read again."""
+    if value is None or type(value) in (bool, int, float):
+        return value
+    return str(value) if isinstance(value, Url) else text  # without its password
