@@ -119,7 +119,11 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
     for name, value in _pairs(argv, switches):
         key = fold(name.removeprefix("--"))
         if name == "-p":
-            _refuse_choice(command)
+            if not command.takes_plugins:
+                raise UsageError(
+                    f"`eventloop {command.name}` takes no -p: no plugin takes part in it",
+                    fix=f"write it as `{command.usage}`",
+                )
             plugins.append(value)
         elif not name:
             words.append(value)
@@ -178,14 +182,6 @@ def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]
             yield name, ""
         else:
             yield name, value if equals else _value(name, next(rest, None), switches)
-
-
-def _refuse_choice(command: Command) -> None:
-    if not command.takes_plugins:
-        raise UsageError(
-            f"`eventloop {command.name}` takes no -p: no plugin takes part in it",
-            fix=f"write it as `{command.usage}`",
-        )
 
 
 def _value(name: str, word: str | None, switches: Iterable[str] = ()) -> str:

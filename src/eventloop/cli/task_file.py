@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -60,7 +61,7 @@ class TaskFile:
     label: str
     name: str
     target: Any
-    options: dict[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
     source: str = ""
 
     def origin(self, values: Mapping[str, Value]) -> dict[str, Any]:
@@ -142,7 +143,9 @@ def load_task_file(label: str) -> TaskFile:
     module = _import_file(label) if is_file else _import_module(label)
     name = Path(label).stem if is_file else label
     target: Any = getattr(module, "task", module)
-    source = _text_of(module)
+    source = ""
+    with suppress(OSError, TypeError):  # it has none
+        source = inspect.getsource(module).replace("\r\n", "\n")
     if _is_function(target):
         return TaskFile(label, name, target, options_of(target), source)
     if lack := _lacks(target):
@@ -154,14 +157,6 @@ def load_task_file(label: str) -> TaskFile:
             "with @hookimpl",
         )
     return TaskFile(label, name, target, source=source)
-
-
-def _text_of(module: ModuleType) -> str:
-    """Returns the source of a module with normalised line ends; "" if it has none."""
-    try:
-        return inspect.getsource(module).replace("\r\n", "\n")
-    except (OSError, TypeError):
-        return ""
 
 
 def _import_file(label: str) -> ModuleType:

@@ -89,13 +89,9 @@ class Option:
         return parser
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Returns the options of a function or of a class's constructor, by folded name."""
-    return dict(_read_options(function))
-
-
 @functools.cache
-def _read_options(function: Callable[..., Any]) -> dict[str, Option]:
+def options_of(function: Callable[..., Any]) -> Mapping[str, Option]:
+    """Returns the options of a function or of a class's constructor, by folded name."""
     init = function.__init__ if inspect.isclass(function) else function
     namespace = getattr(init, "__globals__", {})
     return {
@@ -172,29 +168,23 @@ def convert_value(option: Option, raw: object) -> Any:
     Raises:
         ValueError: it has another type; the message says what was expected.
     """
+    from jsonargparse import ArgumentError
+
     optional = option.type is Any or type(None) in _members(option.type)
-    if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null")):
-        if optional:
-            return None
-        if raw is None:
-            raise ValueError(f"none isn't {_expected(option)}")
-    value = _convert(option, raw)
+    if optional and (raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null"))):
+        return None
+    try:
+        value = option.parser.instantiate(option.parser.parse_object({"value": raw}))["value"]
+    except ArgumentError as error:
+        raise ValueError(_reason(option, raw)) from error
     is_time = isinstance(value, int | float) and ":" in str(raw)
     if not is_time and (value is not None or optional):
         return value
     # The parser reads YAML 1.1: `~` and NULL are none of any type, 16:32 is a number of seconds.
-    if {Any, str} & {*_members(option.type)} or raw in typing.get_args(option.type):
+    takes_text = {Any, str} & {*_members(option.type)} or raw in typing.get_args(option.type)
+    if takes_text and raw is not None:
         return raw
     raise ValueError(_reason(option, raw))
-
-
-def _convert(option: Option, raw: object) -> Any:
-    from jsonargparse import ArgumentError
-
-    try:
-        return option.parser.instantiate(option.parser.parse_object({"value": raw}))["value"]
-    except ArgumentError as error:
-        raise ValueError(_reason(option, raw)) from error
 
 
 def _reason(option: Option, raw: object) -> str:
@@ -204,11 +194,9 @@ def _reason(option: Option, raw: object) -> str:
                 _PARSERS[member](raw)
             except ValueError as error:
                 return str(error)
-    return f"{raw!r} isn't {_expected(option)}{closest(str(raw), _choices(option.type))}"
-
-
-def _expected(option: Option) -> str:
-    return f"{'one of' if _choices(option.type) else 'of type'} {option.type_name}"
+    choices, shown = _choices(option.type), "none" if raw is None else repr(raw)
+    kind = "one of" if choices else "of type"
+    return f"{shown} isn't {kind} {option.type_name}{closest(str(raw), choices)}"
 
 
 def _example(option: Option) -> str:

@@ -14,20 +14,10 @@ from eventloop.naming import fold
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
-
 Cause = Literal[
-    "",
-    "site",
-    "rule",
-    "flag",
-    "run",
-    "since",
-    "unsuitable",
-    "option",
-    "task",
-    "version",
+    "", "site", "rule", "flag", "run", "since", "unsuitable", "option", "task", "version",
     "autoload",
-]
+]  # fmt: skip
 _NOT_IN_RUN = "not part of this run"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -150,7 +151,7 @@ class SettingValues(TypedDict, total=False):
 SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 
 
-def setting_options() -> dict[str, Option]:
+def setting_options() -> Mapping[str, Option]:
     """Returns every setting with its type, default and description, in the order of `Settings`."""
     return options_of(Settings)
 

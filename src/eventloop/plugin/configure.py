@@ -17,9 +17,10 @@ from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 
 
-def plugin_options(target: object) -> dict[str, Option]:
+def plugin_options(target: object) -> Mapping[str, Option]:
     """Returns the options of an entry point's object by folded name; only a class has some."""
-    return options_of(target) if inspect.isclass(target) else {}
+    kind: Callable[..., Any] | None = target if inspect.isclass(target) else None
+    return {} if kind is None else options_of(kind)
 
 
 def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plugin:
@@ -86,15 +87,8 @@ class _Opaque:
     """Represents a value that can't be compared."""
 
 
-def _tensor_text(tensor: Any) -> Any:
-    """Returns a digest of a tensor without importing torch, which most commands don't need."""
-    if tensor.numel() > _LARGEST:
-        return _Opaque
-    digest = hashlib.sha256(str(tensor.detach().cpu().tolist()).encode()).hexdigest()[:16]
-    return f"tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, sha256 {digest}"
-
-
-def _value(value: object) -> Any:
+def _value(value: Any) -> Any:
+    """Returns a value as a manifest can hold it; imports no torch, which most commands don't need."""
     if value is None or isinstance(value, (bool, int, float, str, Path, Time)):
         return value
     if inspect.isroutine(value):
@@ -102,7 +96,10 @@ def _value(value: object) -> Any:
     if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
         return str(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
-        return _tensor_text(value)
+        if value.numel() > _LARGEST:
+            return _Opaque
+        digest = hashlib.sha256(str(value.detach().cpu().tolist()).encode()).hexdigest()[:16]
+        return f"tensor of shape {tuple(value.shape)}, {value.dtype}, sha256 {digest}"
     if isinstance(value, list | tuple):
         entries = [_value(one) for one in value]
         return _Opaque if _Opaque in entries else entries
@@ -157,7 +154,16 @@ def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> 
     """
     options = plugin_options(target)
     for key in sorted(values.keys() - options.keys()):
-        raise _unknown(found, key, options, values[key])
+        names = [option.name for option in options.values()]
+        raise SettingError(
+            f"{found.name} has no option {key!r}{closest(key, names)}",
+            subjects=[found],
+            plugin=found.origin,
+            source=values[key].source,
+            fix=f"its options are {', '.join(names)}"
+            if names
+            else "leave it out; it has no options",
+        )
     for key, option in options.items():
         if option.required and key not in values:
             raise _missing(found, option)
@@ -165,17 +171,6 @@ def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> 
         options[key].name: typed(options[key], value, found.name, [found], plugin=found.origin)
         for key, value in values.items()
     }
-
-
-def _unknown(found: Found, key: str, options: Mapping[str, Option], value: Value) -> SettingError:
-    names = [option.name for option in options.values()]
-    return SettingError(
-        f"{found.name} has no option {key!r}{closest(key, names)}",
-        subjects=[found],
-        plugin=found.origin,
-        source=value.source,
-        fix=f"its options are {', '.join(names)}" if names else "leave it out; it has no options",
-    )
 
 
 def _missing(found: Found, option: Option) -> PluginError:

@@ -116,7 +116,11 @@ def rule_problems(
         if not having:
             yield _missing(required, [one.found.name for one in selected])
         elif not active:
-            yield _required_but_off(required, having[0])
+            yield having[0].found.problem(
+                f"{required.name} is required, but off: " + having[0].reason,
+                having[0].fix + f", or take {required.name} out of required",
+                source=required.source,
+            )
         for one in active:
             is_known = one.found.path is not None or one.found.version != ""
             if is_known and not required.accepts(one.found.version):
@@ -173,10 +177,8 @@ def _decide(
     if not is_in_range(__version__, found.needs):
         return Candidate(found, "off", *_by_version(found, all_found))
     if fold(found.name) in map(fold, choice.insist):
-        reason = (
-            _by_flag(f"-p {found.name}") if banned or choice.autoload is not True else Reason("")
-        )
-        return Candidate(found, "active", *reason)
+        is_due_to_it = banned or choice.autoload is not True
+        return Candidate(found, "active", *(_by_flag(f"-p {found.name}") if is_due_to_it else ()))
     if reason := banned or choice.stays_out(found):
         return Candidate(found, "off", *reason)
     if choice.autoload is True or choice.autoload == found.role + "s":
@@ -195,8 +197,8 @@ def _by_version(found: Found, all_found: Iterable[Found]) -> Reason:
     return Reason(f"needs {core}{which}{__version__} is installed", "version", fix)
 
 
-def _by_flag(flag: str, does: str = "") -> Reason:
-    return Reason(f"{flag}{does}", "flag", f"leave `{flag}` out")
+def _by_flag(flag: str) -> Reason:
+    return Reason(flag, "flag", f"leave `{flag}` out")
 
 
 def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
@@ -208,14 +210,6 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
         source=required.source,
         fix=f"install it, {pip('install', distribution + required.specifier)}, or take it out of "
         "required",
-    )
-
-
-def _required_but_off(required: Requirement, one: Candidate) -> PluginError:
-    return one.found.problem(
-        f"{required.name} is required, but off: " + one.reason,
-        one.fix + f", or take {required.name} out of required",
-        source=required.source,
     )
 
 
