@@ -107,6 +107,16 @@ def test_the_linter_knows_the_imports_of_a_plugin(folder):
     assert package in contract["source_modules"]
 
 
+def test_a_contributor_installs_the_packages_that_tox_installs():
+    """The core's tests need these, and fail where others are installed."""
+    pages = [(ROOT / name).read_text() for name in ("CONTRIBUTING.md", "tox.ini")]
+    tox = pages[1].partition("[testenv:type]")[0]
+    installed = re.findall(r"plugins\{/\}(eventloop-[a-z-]+)", tox)
+
+    assert len(installed) > 10
+    assert re.findall(r"-e plugins/(eventloop-[a-z-]+)", pages[0]) == installed
+
+
 PUBLIC = r"eventloop(\.(commands|devices|schedules|storage|toolbox))?|eventloop_\w+(\.\w+)*"
 
 
