@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from eventloop import TaskError, hookimpl
+from eventloop.toolbox import evaluation_mode
 from eventloop_check import Check
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
@@ -342,6 +343,7 @@ def call_forward(state):
 
 ACTS = {
     "assigns": (lambda state: setattr(state, "until", state.until), "assigned state's until"),
+    "replaces": (lambda state: setattr(state, "eval_name", "x"), "assigned state's eval_name"),
     "writes": (
         lambda state: state.model.bias.detach().add_(0),
         "wrote in place into state's model bias",
@@ -379,7 +381,7 @@ def test_a_question_in_which_an_algorithm_changes_the_run_is_named(act, checked)
     assert finding.what == f"{what}; a question only answers"
 
 
-@pytest.mark.parametrize("act", ["assigns", "draws", "writes", "logs", "stops"])
+@pytest.mark.parametrize("act", ["replaces", "draws", "writes", "logs", "stops"])
 @pytest.mark.parametrize("hook", ["unsuitable", "header_note"])
 def test_what_a_plugin_says_about_itself_changes_nothing(hook, act, make_trainer):
     """A run whose header isn't printed would be another one."""
@@ -393,6 +395,23 @@ def test_what_a_plugin_says_about_itself_changes_nothing(hook, act, make_trainer
     (finding,) = check.findings
     assert finding.who == f"teller (Trainer(algorithms=...)), {hook}"
     assert finding.what == f"{what}; a collection only answers"
+
+
+def test_a_plugin_may_try_the_batch_before_it_says_that_it_is_unsuitable(make_trainer):
+    """It leaves no trace."""
+
+    def tries(state):
+        batch = state.batch
+        with evaluation_mode(state):
+            state.outputs = state.call("forward")
+        state.batch = batch
+
+    check = Check()
+    make_trainer(
+        make_task(), observers=[check], algorithms=[make_plugin("trier", unsuitable=tries)]
+    )
+
+    assert not check.findings
 
 
 @pytest.mark.parametrize("act", ACTS)

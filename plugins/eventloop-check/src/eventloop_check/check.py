@@ -89,6 +89,7 @@ class Check:
         self._writes: Counter[tuple[str, str, str]] = Counter()
         self._findings: dict[tuple[str, str], Finding] = {}
         self._under_way: list[tuple[Implementation, Any]] = []
+        self._replaced: dict[str, Any] = {}  # by a collection: what the attributes were before
         self._reads = HostReads(self._found_read)
 
     @property
@@ -123,8 +124,11 @@ class Check:
             return one
 
         def given(state: State) -> Any:
+            found = functools.partial(self._found_change, one, state)
+            if one.hook.kind == "collection" and _only_answers(one):
+                return RecordedState(state, found, self._replaced)
             if role in ("task", "algorithm") or _only_answers(one):
-                return RecordedState(state, functools.partial(self._found_change, one, state))
+                return RecordedState(state, found)
             return state
 
         seen = with_context(
@@ -156,6 +160,7 @@ class Check:
         before = StateSnapshot(state, everything=everything) if one.plugin.role != "core" else None
         in_step = state.batch is not None and state.eval_name is None and one.hook.per != "run"
         self._under_way.append((one, state))
+        outer, self._replaced = self._replaced, {}
         try:
             with self._reads if in_step else nullcontext():
                 yield
@@ -163,6 +168,10 @@ class Check:
             self._under_way.pop()
             for verb, part in before.changes(state) if before is not None else ():
                 self._found_change(one, state, verb, part)
+            replaced, self._replaced = self._replaced, outer
+            for name, value in replaced.items():
+                if getattr(state, name) is not value:
+                    self._found_change(one, state, "assigned", Part(name))
 
     def _found_change(self, one: Implementation, state: Any, verb: str, part: Part) -> None:
         if _only_answers(one) or one.plugin.role == "callback":
@@ -199,22 +208,33 @@ class RecordedState:
 
     Args:
         found: called with what was done, and with which attribute.
+        replaced: takes the first value of each attribute that is assigned, instead of telling of it:
+            for one who may try a batch with `state.call`, and leaves all as it was.
     """
 
-    __slots__ = ("_found", "_state")
+    __slots__ = ("_found", "_replaced", "_state")
 
-    def __init__(self, state: State, found: Callable[[str, Part], None]) -> None:
+    def __init__(
+        self,
+        state: State,
+        found: Callable[[str, Part], None],
+        replaced: dict[str, Any] | None = None,
+    ) -> None:
         object.__setattr__(self, "_state", state)
         object.__setattr__(self, "_found", found)
+        object.__setattr__(self, "_replaced", replaced)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _ACTS:
+        if name in _ACTS and (name != "call" or self._replaced is None):
             self._found("called", Part(name))
         return getattr(self._state, name)
 
     def __setattr__(self, name: str, value: object) -> None:
+        if self._replaced is None:
+            self._found("assigned", Part(name))
+        else:
+            self._replaced.setdefault(name, getattr(self._state, name))
         setattr(self._state, name, value)
-        self._found("assigned", Part(name))
 
 
 def _only_answers(one: Implementation) -> bool:
