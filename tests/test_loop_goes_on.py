@@ -236,3 +236,30 @@ def test_a_resumed_run_does_not_save_the_batch_that_it_was_saved_at(
     first, second = (names.split() for names in " ".join(saved).split("2ba"))
     assert len(set(first)) == len(first)
     assert not set(first) & set(second)
+
+
+def test_an_evaluation_that_failed_is_made_up_for(
+    make_trainer, make_task, make_batches, make_plugin
+):
+    """By the next fit, at the same batch."""
+    failures, done = [OSError("network")], []
+
+    def eval_start(state):
+        if failures:
+            raise failures.pop()
+
+    watch = make_plugin(
+        eval_start=eval_start, eval_after_all=lambda state: done.append(state.clock.batch)
+    )
+    trainer = make_trainer(
+        make_task(eval_dataloaders=make_batches(1)),
+        algorithms=[watch],
+        max_duration="2ep",
+        eval_interval="3ba",
+    )
+    with pytest.raises(OSError, match="network"):
+        trainer.fit()
+
+    trainer.fit()
+
+    assert done == [3, 6]

@@ -422,8 +422,8 @@ class Loop:
     def _evaluate_once(self, state: State) -> None:
         """Evaluates, unless that has been done at this batch count."""
         if self._evaluated_at != state.clock.batch:
-            self._evaluated_at = state.clock.batch
             self.hooks.evaluate(state)
+            self._evaluated_at = state.clock.batch
 
     def _evaluate_test_sets(self, state: State) -> None:
         """Evaluates the test sets, with the best weights that were kept."""

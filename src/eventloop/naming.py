@@ -46,11 +46,7 @@ def has_function(value: Any) -> bool:
 
 
 def listed(objects: object, what: str) -> tuple[object, ...]:
-    """Returns plugins that were handed over as a tuple.
-
-    Raises:
-        TypeError: they aren't in a list.
-    """
+    """Returns plugins that were handed over in a list as a tuple; raises TypeError otherwise."""
     if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
         raise TypeError(f"{what}={objects!r} is not a list; write {what}=[...]")
     return tuple(objects)

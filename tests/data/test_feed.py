@@ -304,3 +304,67 @@ def test_the_error_of_a_cycled_loader_is_not_its_end(make_trainer, make_task):
 
     with pytest.raises(TaskError, match="EndsEarly raised StopIteration"):
         make_trainer(task, max_duration="5ba").fit()
+
+
+class FailsOnce(Dataset):
+    """Raises at its third sample, the first time."""
+
+    has_failed = False
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, idx):
+        if idx == 2 and not self.has_failed:
+            self.has_failed = True
+            raise OSError("network")
+        return torch.tensor([float(idx)])
+
+
+class StreamsOnce(FailsOnce, IterableDataset):
+    __len__ = None
+
+    def __iter__(self):
+        return (self[idx] for idx in range(6))
+
+
+FAILING = {
+    "loader": lambda: DataLoader(FailsOnce()),
+    "stream": lambda: DataLoader(StreamsOnce()),
+    "iterable": StreamsOnce,
+    "cycled": lambda: cycled(DataLoader(FailsOnce())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* batches were read again")
+@pytest.mark.parametrize("make", FAILING.values(), ids=FAILING)
+def test_a_batch_that_could_not_be_read_is_read_again(make):
+    """A fit after the failure neither misses it nor takes the epoch for complete."""
+    feed, seen = feed_of(make()), []
+    feed.start_epoch(0)
+
+    for _ in range(7):
+        try:
+            if feed.has_next():
+                seen.append(int(feed.next()))
+        except OSError:
+            seen.append("failed")
+
+    assert seen == [0, 1, "failed", 2, 3, 4, 5]
+
+
+def test_a_generator_that_failed_is_used_up():
+    """An epoch that ended there would pass for a complete one."""
+
+    def batches():
+        yield 0
+        raise OSError("network")
+
+    feed = feed_of(batches())
+    feed.start_epoch(0)
+    feed.next()
+    with pytest.raises(OSError, match="network"):
+        feed.has_next()
+
+    with pytest.raises(TaskError, match="yielded 0 batches, of which 1 had been taken"):
+        feed.has_next()

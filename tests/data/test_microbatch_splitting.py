@@ -100,3 +100,13 @@ def test_a_list_of_mappings_is_sliced_beside_stacked_inputs():
     pieces = split({"pixel_values": X, "labels": boxes}, 3)
 
     assert [piece["labels"] for piece in pieces] == [boxes[:3], boxes[3:]]
+
+
+def test_a_tuple_of_texts_is_sliced_and_other_tuples_are_nests():
+    """Torch's collate function makes one of the samples' texts."""
+    names, pair = ("a", "b", "c"), (torch.arange(3), torch.arange(3))
+
+    pieces = split([torch.arange(3), names, pair], 2)
+
+    assert [one[1] for one in pieces] == [("a", "b"), ("c",)]
+    assert [len(part) for part in pieces[0][2]] == [2, 2]

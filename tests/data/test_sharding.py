@@ -6,7 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from eventloop import TaskError
 from eventloop.data.sharding import RankPart, sharded_for_training
@@ -61,3 +66,17 @@ def test_fewer_batches_than_ranks_are_told():
 
     with pytest.raises(TaskError, match="has 2 batches, fewer than the 3 ranks"):
         sharded_for_training(loader, state)
+
+
+@pytest.mark.parametrize("sampler", [SequentialSampler(range(4)), RandomSampler(range(4))])
+def test_samples_that_a_sampler_leaves_out_stay_out(sampler):
+    """One of torch's over a part of the data is no order of all of it."""
+    samples = [(torch.zeros(3), idx) for idx in range(12)]
+    loader, seen = DataLoader(samples, batch_size=2, sampler=sampler), []
+
+    for rank in range(2):
+        settings = SimpleNamespace(uneven="pad", seed=0)
+        state = SimpleNamespace(data_world_size=2, data_rank=rank, settings=settings)
+        seen += [one for _, idx in sharded_for_training(loader, state) for one in idx.tolist()]
+
+    assert sorted(seen) == [0, 1, 2, 3]

@@ -264,3 +264,26 @@ def test_a_plugin_that_counts_may_make_batches_uneven(fit):
     (batch, *_), _ = fit(plugins=lambda: [Weighs()])
 
     assert batch == 40
+
+
+def test_sparse_gradients_are_averaged_by_hand_as_by_ddp(fit):
+    """Where microbatches may be run again, the exchange isn't in the backward pass."""
+    data = [(torch.tensor([idx % 7, idx % 3]), idx % 3) for idx in range(16)]
+
+    def task():
+        return make_task(
+            DataLoader(data, 4),
+            model=lambda: nn.Sequential(
+                nn.Embedding(8, 3, sparse=True), nn.Flatten(), nn.Linear(6, 3)
+            ),
+        )
+
+    def look(state):
+        return [param.sum().item() for param in state.model.parameters()]
+
+    by_ddp, by_hand = (
+        fit(task(), look=look, max_duration="2ba", **given)
+        for given in ({}, {"microbatch_size": "auto"})
+    )
+
+    assert by_hand == by_ddp

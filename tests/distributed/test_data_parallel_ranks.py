@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import Metric, SumMetric
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics import MeanMetric, Metric, SumMetric
 
 from eventloop import Task, TaskError, hookimpl
 from eventloop.distributed import join_processes
@@ -377,3 +378,29 @@ def test_what_all_ranks_have_alike_is_not_sent(values, num_sent):
         assert sent == num_sent
         assert not is_shared or values[0] is None
         assert first == values[0]
+
+
+def test_metrics_of_training_leave_out_batches_that_pad(tmp_path):
+    """A rank that has run out of batches repeats one that counts for nothing."""
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            num = 12 if os.environ["RANK"] == "0" else 4
+            return iter([(torch.zeros(3), int(os.environ["RANK"]))] * num)
+
+    class MeanOfTargets(MeanMetric):
+        def update(self, outputs, targets):
+            super().update(targets.float())
+
+    def train():
+        task = Task(
+            model=lambda: nn.Linear(3, 3),
+            loss=cross_entropy,
+            train_dataloader=DataLoader(Stream(), 4),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            train_metrics={"rank": MeanOfTargets()},
+        )
+        with isolated_trainer(tmp_path, task, max_duration="1ep") as trainer:
+            return trainer.fit().history[-1]["train/rank"]
+
+    assert run_ranks(train) == [0.25, 0.25]

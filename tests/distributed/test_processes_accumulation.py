@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
+from eventloop.distributed.processes import Parts
 from eventloop_testing import isolated_trainer, run_ranks
 
 # N = sequences, T = tokens a sequence, V = words; 0 is padding, which no loss counts.
@@ -115,3 +116,25 @@ def test_weighing_samples_instead_gives_another_gradient(gradients):
     """Control: the sequences are of different lengths."""
     with pytest.raises(AssertionError):
         assert_near(gradients(7, loss_weight=lambda: 1.0), gradients())
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_what_weighs_nothing_adds_nothing(kind):
+    """Whether the weights are numbers or tensors; a batch that weighs nothing in all, too."""
+    param = torch.ones((), requires_grad=True)
+    nothing = Parts([kind(0.0), kind(2.0)], lambda: kind(2.0)).scaled(param * torch.nan, 0)
+    empty = Parts([kind(0.0)], lambda: kind(0.0)).scaled(param * 3, 0)
+
+    (nothing + empty).backward()
+
+    assert (nothing.item(), empty.item()) == (0.0, 0.0)
+    assert empty.requires_grad
+
+
+def test_a_batch_without_weight_has_finite_gradients():
+    """Weights that are tensors, on a device, aren't read in a step."""
+    param = torch.ones((), requires_grad=True)
+
+    Parts([torch.tensor(0)], lambda: torch.tensor(0)).scaled(param * 3, 0).backward()
+
+    assert param.grad == 0

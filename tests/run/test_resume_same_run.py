@@ -11,9 +11,9 @@ import weakref
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
 
-from eventloop import ResumeError, Task, Trainer, TrainerBuilder, schedules
+from eventloop import ResumeError, Task, Trainer, TrainerBuilder, hookimpl, schedules
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.run.differences import NOTHING, Allowed
@@ -194,6 +194,9 @@ TORCHS = {
     "LambdaLR": lambda one: LambdaLR(one, lambda step: 0.5**step),
     "StepLR": lambda one: StepLR(one, 1, 0.5),
     "CosineAnnealingLR": lambda one: CosineAnnealingLR(one, T_max=8),
+    "SequentialLR": lambda one: SequentialLR(
+        one, [StepLR(one, 1, 0.5), LambdaLR(one, lambda step: 0.5**step)], [2]
+    ),
 }
 
 
@@ -229,6 +232,43 @@ def test_a_changed_rate_keeps_its_place_in_the_schedule(run, clean, scheduler):
     trainer, _ = run("5ba", tiny(scheduler=scheduler))
 
     assert rates == pytest.approx([*expected, 2 * rate_and_decay(trainer)[0]])
+
+
+def test_kernels_of_an_optimizer_may_be_chosen_later(run):
+    """None, the default, takes the place of True."""
+
+    def adam(**given):
+        return tiny_task(optimizer=lambda model: torch.optim.Adam(model.parameters(), **given))
+
+    run("2ba", adam())
+
+    trainer, _ = run("3ba", adam(fused=True), allowed=Allowed(config_change=True))
+
+    assert trainer.state.optimizers["adam"].param_groups[0]["fused"] is True
+
+
+def test_a_batch_that_failed_leaves_checkpoints_that_can_be_resumed(run, clean):
+    """It was taken, and not trained on; a run of one epoch would be lost with its checkpoints."""
+
+    class Fails:
+        failures = [ValueError("once")]
+
+        @hookimpl
+        def before_forward(self, state):
+            if state.clock.batch == 1 and self.failures:
+                raise self.failures.pop()
+
+    task = tiny_task(train_dataloader=tiny_batches(6))
+    settings = {"device": "cpu", "run_dir": clean / "out", "max_duration": "2ep"}
+    settings |= {"checkpoint_interval": "1ba", "algorithms": [Fails()]}
+    with Trainer(task, **settings) as trainer:
+        with pytest.raises(ValueError, match="once"):
+            trainer.fit()
+        trainer.fit("3ba")
+    with Trainer(task, **settings) as trainer:
+        trainer.fit()
+
+    assert trainer.state.clock.epoch == 2
 
 
 def test_a_schedule_that_may_change_does(run):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, hookimpl
-from eventloop_testing import isolated_trainer, run_ranks
+from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 from eventloop_testing.ranks import RankError
 
 X = torch.randn(4, 64, 3, generator=torch.Generator().manual_seed(0))
@@ -154,3 +154,13 @@ def test_statistics_over_ranks_can_not_be_repeated(train):
     """A rank that has failed would leave the others waiting."""
     with pytest.raises(RankError, match="sync_batch_norm and microbatch_size='auto'"):
         run_ranks(train, 16, sync_batch_norm=True)
+
+
+def test_a_batch_norm_without_a_shape_yet_is_trained(tmp_path):
+    """Its statistics are made by the first forward pass."""
+    task = tiny_task(model=lambda: nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(3, 3)))
+
+    with isolated_trainer(tmp_path, task, microbatch_size="auto") as trainer:
+        trainer.fit()
+
+    assert trainer.state.model[0].running_mean.shape == (3,)

@@ -268,3 +268,26 @@ def test_the_evaluation_can_be_enclosed(make_trainer, make_task, make_batches, m
 
     assert seen == [0.0]
     assert trainer.state.model.weight.abs().sum() > 0
+
+
+class Merging(nn.Linear):
+    """Puts its update into the weights for an evaluation, as LoRA does."""
+
+    is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.is_merged = not mode
+        return self
+
+
+def test_a_module_that_acts_in_train_is_told_of_the_end_of_an_evaluation(make_trainer, make_task):
+    """Otherwise it would train on in the state of an evaluation."""
+    trainer = make_trainer(make_task(model=lambda: nn.Sequential(Merging(3, 3), nn.Dropout())))
+    merging, dropout = trainer.state.model
+    dropout.eval()
+
+    trainer.predict([(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))])
+
+    assert not merging.is_merged
+    assert (merging.training, dropout.training) == (True, False)

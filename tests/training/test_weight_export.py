@@ -60,3 +60,21 @@ def test_weights_that_are_not_finite_are_refused_or_warned_of(make_trainer, clea
     with pytest.warns(UserWarning, match=r"aren't finite: '.*weight' is the first"):
         warning.export(path)
     assert path.exists()
+
+
+class Extra(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_what_is_no_tensor_is_not_exported_and_told(make_trainer, make_task, clean):
+    """A file of safetensors has no room for it."""
+    trainer = make_trainer(make_task(model=lambda: Extra(3, 3)))
+
+    with pytest.warns(UserWarning, match="not exported, for they aren't tensors: _extra_state"):
+        trainer.export(clean / "model.safetensors")
+
+    assert load_file(clean / "model.safetensors").keys() == {"weight", "bias"}

@@ -319,11 +319,6 @@ def _require_consistent(checkpoint: Checkpoint) -> None:
     for name in ("previous", "epoch_start"):
         if any(one > other for one, other in zip(clock[name], now, strict=True)):
             raise FormError(f"training.clock.{name} is {clock[name]}, after now, {now}")
-    for name, one in checkpoint.parts.items():
-        if name.startswith("rank") and one["feed"]["num_taken"] > now[1]:
-            raise FormError(
-                f"{name}.feed.num_taken is {one['feed']['num_taken']}, in a run of {now[1]} batches"
-            )
 
 
 def _require_time(value: Any, path: str) -> None:

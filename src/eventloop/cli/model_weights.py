@@ -80,11 +80,7 @@ def open_trainer(
 
 
 def require_eval_data(trainer: Trainer, arguments: Arguments) -> None:
-    """Checks that there is eval data.
-
-    Raises:
-        TaskError: the task has no eval data.
-    """
+    """Checks that the task has eval data; raises TaskError if not."""
     if not trainer.state.eval_dataloaders:
         raise TaskError(
             f"{arguments.task} has no eval data",

@@ -37,11 +37,7 @@ BEST_OPTION = CommandOption(
 
 
 def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
-    """Returns the positional arguments, all of which are required.
-
-    Raises:
-        UsageError: one is missing.
-    """
+    """Returns the positional arguments; raises UsageError if one is missing."""
     if missing := command.argument.split()[len(arguments.words) :]:
         raise UsageError(
             f"`eventloop {command.name}` needs {' and '.join(missing)}",

@@ -104,11 +104,7 @@ class Rules:
 
 
 def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
-    """Reads a list of names.
-
-    Raises:
-        SettingError: it isn't a list of names, or has a name twice.
-    """
+    """Reads a list of names; raises SettingError if it isn't one, or has a name twice."""
     names = value.value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SettingError(

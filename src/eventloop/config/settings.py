@@ -42,7 +42,7 @@ class Settings:
             out.
         clip_norm: the maximum norm of all gradients together; larger ones are scaled down to it.
         clip_value: the maximum absolute value of a gradient's entries; applied after clip_norm.
-        eval_interval: how often to evaluate, as a time; also at the end. none: never.
+        eval_interval: how often to evaluate, as a time; also once the duration is done. none: never.
         eval_at_start: whether to also evaluate before the first batch.
         log_interval: how often logged numbers are copied to the host and passed to loggers, as a
             time; no number is lost in between.

@@ -151,11 +151,7 @@ def with_inputs(batch: Any, inputs: Any) -> Any:
 
 
 def with_targets(batch: Any, targets: Any) -> Any:
-    """Returns the batch with other targets.
-
-    Raises:
-        TaskError: the batch has no targets.
-    """
+    """Returns the batch with other targets; raises TaskError if it has none."""
     if is_pair(batch):
         return rebuild(batch, [batch[0], targets])
     if isinstance(batch, Mapping):

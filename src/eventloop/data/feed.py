@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
@@ -129,8 +130,8 @@ class Feed:
                 batch = self._peeked.pop() if self._peeked else next(self._iterator)
         except StopIteration as error:
             raise too_few("train data loader", self.num_taken, length) from error
-        except Exception as error:
-            self._note_batch(error)
+        except BaseException as error:
+            self._rewind(error)
             raise
         self.num_taken += 1
         if self._keeps_first and self._first is None:
@@ -228,14 +229,19 @@ class Feed:
                 self._iterator = self._rest()
             try:
                 self._peeked = [*islice(self._iterator, 1)]
-            except Exception as error:
-                self._note_batch(error)
+            except BaseException as error:
+                self._rewind(error)
                 raise
         return bool(self._peeked)
 
-    def _note_batch(self, error: Exception) -> None:
+    def _rewind(self, error: BaseException) -> None:
+        """Has the batch that failed read again by another fit, as in a resumed run."""
         batch = self.num_taken + 1
         error.add_note(f"raised by the train data loader, at batch {batch} of its epoch")
+        with kept_generators(), suppress(Exception):  # the first failure is the one to tell of
+            position = self._source.state_dict(self.num_taken)
+            self._source.load_state_dict(position, self._epoch, self.num_taken)
+            self._iterator, self._is_loaded = None, True
 
     def _learn_lengths(self) -> None:
         self._own_length = self._source.num_batches

@@ -20,7 +20,7 @@ from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import collate
 from eventloop.data.sampler_state import SamplerState, Stateful
-from eventloop.data.zip_cycle import is_map_style
+from eventloop.data.zip_cycle import USED_UP, is_map_style
 from eventloop.errors import TaskError
 from eventloop.rng import get_rng_state, is_generator, kept_generators, set_rng_state
 
@@ -174,6 +174,9 @@ class IterableSource(Source):
             for batch in itertools.islice(iterator, num_taken):
                 self._first = self._first if num_read else batch
                 num_read += 1
+        if num_read < num_taken:
+            what = f"{self._name} yielded {num_read} batches, of which {num_taken} had been taken"
+            raise TaskError(what, fix=USED_UP)
         if num_read or self._lost:
             warnings.warn(
                 f"{num_read} batches were read again to resume in mid-epoch: {self._name} can't "

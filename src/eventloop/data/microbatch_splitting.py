@@ -85,7 +85,10 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
         return batch[start:stop] if batch.ndim else batch
     if isinstance(batch, Mapping):
         return {key: _slice(value, start, stop, samples) for key, value in batch.items()}
-    if isinstance(batch, list) and len(batch) == samples and all(map(is_of_one_sample, batch)):
+    # torch collates texts into a tuple.
+    is_texts = type(batch) is tuple and all(isinstance(one, str) for one in batch)
+    of_samples = is_texts or (isinstance(batch, list) and all(map(is_of_one_sample, batch)))
+    if of_samples and len(batch) == samples:
         return batch[start:stop]
     if isinstance(batch, (tuple, list)):
         return rebuild(batch, [_slice(value, start, stop, samples) for value in batch])

@@ -57,7 +57,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
             f"{counted(len(dataloader.sampler), 'sample')} can't be split evenly over {num} ranks",
             fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
         )
-    if _is_torchs(dataloader.sampler):
+    if _is_torchs(dataloader.sampler, dataloader.dataset):
         shuffle, ranks = type(dataloader.sampler) is RandomSampler, (num, state.data_rank)
         sampler: Any = DistributedSampler(
             dataloader.dataset, *ranks, shuffle=shuffle, seed=seed, drop_last=uneven == "drop"
@@ -280,11 +280,11 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
     return RankPart(whole, rank, world_size, seed, even, order["ranks"])
 
 
-def _is_torchs(sampler: Any) -> bool:
-    """Returns whether a sampler yields each sample once, so that a `DistributedSampler` can replace it."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and len(sampler) == len(sampler.data_source)
-    return type(sampler) is SequentialSampler
+def _is_torchs(sampler: Any, dataset: Any) -> bool:
+    """Returns whether it yields each sample of a data set once, as a `DistributedSampler` does."""
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return False
+    return len(sampler) == len(dataset) and not getattr(sampler, "replacement", False)
 
 
 def _is_list(dataloader: Any) -> bool:

@@ -138,8 +138,17 @@ def average_gradients(
         for param, used in zip(params, zip(*masks, strict=True), strict=True):
             if any(used) and param.grad is None:
                 param.grad = torch.zeros_like(param)
-    gradients = [local(param.grad) for param in params if param.grad is not None]
-    for bucket in _buckets(gradients if processes.data_world_size > 1 else ()):
+    if processes.data_world_size == 1:
+        return
+    dense = []
+    for param in params:
+        if param.grad is not None and param.grad.is_sparse:
+            total = param.grad.coalesce()
+            dist.all_reduce(total, group=processes.data_group)
+            param.grad = total / processes.data_world_size
+        elif param.grad is not None:
+            dense.append(local(param.grad))
+    for bucket in _buckets(dense):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat, group=processes.data_group)
         flat /= processes.data_world_size

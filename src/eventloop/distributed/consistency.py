@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -121,8 +122,8 @@ def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
     if dataloader.batch_size is None and dataloader.batch_sampler is not None:
         sampler = dataloader.batch_sampler
     return {
-        f"{name}.samples": len(dataloader.dataset),
-        f"{name}.drawn": len(sampler),
+        f"{name}.samples": length_hint(dataloader.dataset, -1),
+        f"{name}.drawn": length_hint(sampler, -1),
         f"{name}.batch_size": dataloader.batch_size,
         f"{name}.drop_last": dataloader.drop_last,
     }

@@ -63,9 +63,13 @@ class Parts(LossWeights):
         """
         if self._known is None:
             self._known = self._total()
-        weight = self._weights[idx]
-        scaled = loss * (weight / self._known)
-        return torch.where(weight == 0, 0.0, scaled) if isinstance(weight, Tensor) else scaled
+        weight, total = self._weights[idx], self._known
+        if isinstance(weight, Tensor):
+            share = torch.where(weight == 0, 0.0, weight / total)
+            return torch.where(weight == 0, 0.0, loss * share)
+        if weight:
+            return loss * (weight / total)
+        return torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)  # has a graph
 
 
 class Exchange:

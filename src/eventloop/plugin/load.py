@@ -49,11 +49,7 @@ def load(one: Candidate, outcomes: dict[Found, Outcome]) -> Candidate:
 
 
 def imported(found: Found) -> object:
-    """Imports the object that an entry point, a file or a module names.
-
-    Raises:
-        PluginError: it can't be imported.
-    """
+    """Imports what an entry point, a file or a module names; raises PluginError if it can't."""
     try:
         with named_interrupts(), _where_it_was():
             return found.entry_point.load() if found.local is None else import_local(found)

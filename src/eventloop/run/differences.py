@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
-
 from eventloop.errors import ResumeError
 from eventloop.fixes import allowing
 from eventloop.naming import fold
@@ -173,9 +171,10 @@ class MadeWith:
             group["lr"] = rate * (group["lr"] / own if own else 1.0)
             if own is not None:
                 group["initial_lr"] = rate
-            for of, one in self._schedulers:
-                if of == name and isinstance(one, LRScheduler):
-                    one.base_lrs[idx] = rate
+            for scheduler in (one for of, one in self._schedulers if of == name):
+                for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
+                    if hasattr(one, "base_lrs"):  # SequentialLR and ChainedScheduler have none
+                        one.base_lrs[idx] = rate
         followed = [one for _, one in self._schedulers if isinstance(one, Schedule)]
         for schedule, course in zip(followed, self._courses, strict=True):
             schedule.follow(course)

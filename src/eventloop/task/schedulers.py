@@ -50,11 +50,7 @@ def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
 
 
 def max_duration(state: State) -> Time:
-    """Returns the length of the whole run.
-
-    Raises:
-        SettingError: max_duration is not set.
-    """
+    """Returns the length of the whole run; raises SettingError if max_duration is not set."""
     if state.duration is None:
         raise SettingError(
             "the task's scheduler needs the length of the run, but max_duration isn't set",
@@ -64,11 +60,7 @@ def max_duration(state: State) -> Time:
 
 
 def steps_per_epoch(state: State) -> int:
-    """Returns the number of batches in an epoch.
-
-    Raises:
-        TaskError: the data loader has no length.
-    """
+    """Returns the batches of an epoch; raises TaskError if the data loader has no length."""
     if state.num_batches is None:
         raise TaskError(
             "the task's scheduler needs the number of batches in an epoch, but the train data "

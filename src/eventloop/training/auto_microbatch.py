@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from eventloop.data.batches import num_samples
@@ -94,7 +95,7 @@ class _Saved:
     """What a batch changes before its gradients are there: buffers, generators, metrics."""
 
     def __init__(self, state: State) -> None:
-        self._buffers = [(one, one.clone()) for one in state.model.buffers()]
+        self._buffers = [(one, one.clone()) for one in state.model.buffers() if not is_lazy(one)]
         self._generators = KeptGenerators(state.generators().values())
         self._metrics = copy.deepcopy(dict(state.metrics["train"]))
 

@@ -98,8 +98,8 @@ class Bookkeeping:
     @hookimpl
     def after_loss(self, state: State) -> None:
         metrics = state.metrics["train"]
-        # An update of a plugin's may leave none: see `State.update`.
-        if metrics and state.outputs is not None:
+        # An update of a plugin's may leave none: see `State.update`. A batch that pads has no samples.
+        if metrics and state.outputs is not None and state.count.samples:
             self._active.plans.update_metrics(state, metrics)
 
     @hookimpl

@@ -17,6 +17,7 @@ from eventloop.data.microbatches import microbatches_of
 from eventloop.data.zip_cycle import FirstBatches, known_length, too_few
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
+from eventloop.training.failed_inputs import in_eval_mode
 from eventloop.training.metrics import compute
 
 if TYPE_CHECKING:
@@ -39,16 +40,12 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
     module is in the mode in which it was (a frozen batch norm stays frozen), the global random
     generators have their earlier state, and the State holds no batch.
     """
-    training = [module for module in state.wrapped_model.modules() if module.training]
     state.microbatch = None  # a fit that failed may have left one
-    state.wrapped_model.eval()
     was_logging, state.is_logging = state.is_logging, logs
     try:
-        with torch.no_grad(), kept_generators():
+        with in_eval_mode(state.wrapped_model), torch.no_grad(), kept_generators():
             yield
     finally:
-        for module in training:
-            module.training = True
         state.batch = state.outputs = state.eval_name = None
         state.is_logging = was_logging
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,17 +70,27 @@ def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:
 
 
 def _raised(model: nn.Module, *calls: Any) -> Exception | None:
-    training = [module for module in model.modules() if module.training]
     try:
         if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
             model = copy.deepcopy(model)
-        model.eval()
-        with torch.no_grad(), kept_generators():
+        with in_eval_mode(model), torch.no_grad(), kept_generators():
             for inputs in calls:
                 model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     except Exception as error:  # noqa: BLE001  what it is, the caller asks
         return error
-    finally:
-        for module in training:
-            module.training = True
     return None
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode; afterwards every module is in the mode in which it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            if training and type(module).train is not nn.Module.train:
+                module.train()  # may undo what `eval` did: LoRA takes its update out of the weights
+        for module, training in modes:
+            module.training = training

@@ -110,11 +110,7 @@ class Scaled:
         return self._once_known(plan) if hook in _KNOWN_BEFORE else plan
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-        """Checks that the gradients can be scaled.
-
-        Raises:
-            SettingError: they can't.
-        """
+        """Checks that the gradients can be scaled; raises SettingError if they can't."""
         for name, optimizer in optimizers.items():
             if wants_closure(optimizer):
                 raise SettingError(

@@ -133,7 +133,7 @@ def is_alike(one: Any, other: Any) -> bool:
     if other is None:
         return one is None or isinstance(one, bool | int | float | str)
     if isinstance(other, bool) or isinstance(one, bool):
-        return type(one) is type(other)
+        return type(one) is type(other) or one is None  # `fused`, once it is switched on
     if isinstance(other, int | float) or (isinstance(other, Tensor) and other.numel() == 1):
         if isinstance(one, Tensor):
             return one.numel() == 1

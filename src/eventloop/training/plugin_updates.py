@@ -43,11 +43,7 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
 def named(
     optimizers: Mapping[str, Optimizer], names: Iterable[str], active: ActivePlugins
 ) -> dict[str, Optimizer]:
-    """Returns the optimizers of these names.
-
-    Raises:
-        PluginError: there is none of a name, or none is named.
-    """
+    """Returns the optimizers of some names, one or more; raises PluginError if one is unknown."""
     if isinstance(names, str):
         raise PluginError(
             f"update: optimizers={names!r} is not a list of names",

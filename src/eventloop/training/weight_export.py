@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase  # private: adds what old ones 
 from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.files.run_folder import why_no_file
 from eventloop.training.sharded_tensors import gathered
-from eventloop.training.tensor_slices import held
+from eventloop.training.tensor_slices import TensorSlice, held
 from eventloop.training.weight_checks import first_not_finite, trained_names
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ def _loaded_by_own_code(model: nn.Module) -> Iterator[str]:
 
 def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
     """Writes the weights of a run, whole, to a file of safetensors; collective."""
+    if extra := [
+        name for name, one in weights.items() if not isinstance(one, Tensor | TensorSlice)
+    ]:
+        weights = {name: one for name, one in weights.items() if name not in extra}
+        if state.rank == 0:
+            warnings.warn(
+                f"not exported, for they aren't tensors: {', '.join(extra)}", stacklevel=2
+            )
     _require_finite(state, weights)
     whole = gathered(weights, state.all_gather, keep=state.rank == 0)
     return save_tensors(whole, path) if state.rank == 0 else path

@@ -152,10 +152,13 @@ def has_adapters(model: nn.Module) -> bool:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Puts modules into evaluation mode, and back."""
-    training = [one for one in model.modules() if one.training]
+    modes = [(one, one.training) for one in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for one in training:
-            one.training = True
+        for one, training in modes:
+            if training and type(one).train is not nn.Module.train:
+                one.train()  # may undo what `eval` did
+        for one, training in modes:
+            one.training = training
