@@ -114,14 +114,14 @@ MUTANTS = {
     ),
     "an evaluation's draws move the training's": Mutant(
         "training/evaluation.py",
-        "with torch.no_grad(), kept_generators():",
-        "with torch.no_grad():",
+        "torch.no_grad(), kept_generators():",
+        "torch.no_grad():",
         "training/test_evaluation.py",
     ),
     "microbatches aren't weighted": Mutant(
         "distributed/processes.py",
-        "scaled = loss * (weight / self._known)",
-        "scaled = loss / len(self._weights)",
+        "share = torch.where(weight == 0, 0.0, weight / total)",
+        "share = torch.where(weight == 0, 0.0, 1 / len(self._weights))",
         "distributed/test_processes_accumulation.py",
     ),
     "a microbatch's numbers aren't weighted": Mutant(
