@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
-from eventloop import TaskError, hookimpl
+from eventloop import PluginError, TaskError, hookimpl
 from eventloop_blending import SecondTargets, blended
 from eventloop_testing import tiny_batches, tiny_task
 
@@ -130,3 +130,38 @@ def test_a_batch_whose_loss_nobody_asks_for_is_an_error(make_trainer):
     with pytest.raises(TaskError, match="train_batch asked for none"):
         trainer.fit()
     assert trainer.state.clock.batch == 2
+
+
+class StandsOff(Backwards):
+    """Says, as a plugin should, where it can't be used."""
+
+    @hookimpl
+    def unsuitable(self, state):
+        return self.second.unsuitable(state)
+
+
+class Compares:
+    """Makes the loss one over all samples of a batch."""
+
+    name = "compares"
+    loss_splits = False
+
+    @hookimpl
+    def batch_end(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("plugins", "loss_splits", "reason"),
+    [
+        ([Compares()], True, "samples of a batch: compares has loss_splits=False"),
+        ([], False, "split_batch is task's: the loss may be one over pairs of samples"),
+    ],
+    ids=["plugin", "task"],
+)
+def test_they_stand_off_where_the_loss_compares_samples(make_trainer, plugins, loss_splits, reason):
+    """Such a loss is computed once for the whole batch, or has no targets: half of it would be wrong."""
+    task = tiny_task(loss_splits=loss_splits)
+
+    with pytest.raises(PluginError, match=reason):
+        make_trainer(task, algorithms=[StandsOff(), *plugins])

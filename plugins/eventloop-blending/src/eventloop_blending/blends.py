@@ -68,12 +68,17 @@ class SecondTargets:
         return self._targets is not None
 
     def unsuitable(self, state: State) -> str | None:
-        """Returns why no loss of this training would see them, where none does."""
+        """Returns why no loss of this training would see them, or why samples may not be blended; None if they may."""
         if state.owner("loss") == "core":
             return "the loss is the model's own and sees no second targets; give Task(loss=...)"
         owner = state.owner("train_batch")
         if owner != "core":
             return f"train_batch is {owner}'s, whose losses see no second targets"
+        if state.owner("split_batch") == "task":
+            return "split_batch is task's: the loss may be one over pairs of samples"
+        for name, facts in state.plugin_facts.items():
+            if not facts.loss_splits:
+                return f"the loss compares the samples of a batch: {name} has loss_splits=False"
         return None
 
     def give(self, targets: Tensor, share: float) -> None:
