@@ -273,6 +273,36 @@ def test_the_teacher_is_called_as_the_model_is(train, kind):
     assert not torch.allclose(weights(train(task=task)), expected, atol=1e-3)
 
 
+def llama(seed):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=16, initializer_range=1.0, **shape, **heads))
+
+
+def test_a_causal_language_model_learns_where_the_next_token_is_a_label(train):
+    """Its loss compares each position with the next label: of an answer of 2 tokens, the 2 before."""
+    ids = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, :4] = -100
+    student, teacher = llama(0), llama(1)
+    with torch.no_grad():
+        logits, teachers = (one(input_ids=ids).logits for one in (student, teacher))
+    task = Task(
+        model=student,
+        train_dataloader=[{"input_ids": ids, "labels": labels}],
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+
+    trainer = train(Distill(teacher=teacher, weight=1.0), task=task, max_duration="1ba")
+
+    expected = soft_loss(logits[:, 3:5], teachers[:, 3:5], 4.0)
+    loss = trainer.state.train_metrics["loss"]
+    torch.testing.assert_close(loss.float().cpu(), expected, rtol=0, atol=1e-5)
+
+
 def test_a_named_teacher_draws_nobodys_random_numbers(tmp_path):
     """Its first weights come from the global generator, which the order of the data comes from."""
     draws = []

@@ -130,7 +130,9 @@ class Distill:
             teachers,
             self.temperature,
             dim=dim,
-            counted=counted_positions(logits, state.targets, dim),
+            counted=counted_positions(
+                logits, state.targets, dim, are_next=logits.ndim == 3 and _are_next(state)
+            ),
         )
         return (1 - self.weight) * loss + self.weight * soft
 
@@ -149,6 +151,17 @@ def _built(label: str, weights: Path | None) -> nn.Module:
             + ", or "
             "switch distill off with " + switch_off("distill"),
         ) from error
+
+
+def _are_next(state: State) -> bool:
+    """Whether the loss is one of transformers that compares each position with the next label."""
+    model: Any = state.model
+    is_theirs = hasattr(model, "loss_function") and hasattr(model, "config")
+    if state.owner("loss") != "core" or not is_theirs or model.config.is_encoder_decoder:
+        return False
+    # What transformers calls such losses; the first is its default (5.23).
+    kinds = (None, "ForCausalLM", "ForConditionalGeneration")
+    return getattr(model, "loss_type", None) in kinds
 
 
 def _check_alike(logits: Any, teachers: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax, pad
 
 IGNORED = -100  # what torch's cross_entropy leaves out unless told otherwise
 
@@ -62,10 +62,19 @@ def class_dim(logits: Tensor, targets: object) -> int:
     return 1 if targets.shape in as_torch_has_them else -1
 
 
-def counted_positions(logits: Tensor, targets: object, dim: int) -> Tensor | None:
-    """Returns a mask of class indices that aren't `IGNORED`; None for targets of another kind."""
+def counted_positions(
+    logits: Tensor, targets: object, dim: int, *, are_next: bool = False
+) -> Tensor | None:
+    """Returns a mask of class indices that aren't `IGNORED`; None for targets of another kind.
+
+    Args:
+        are_next: whether a position, of the second dimension, predicts the next one's target.
+    """
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     positions = list(logits.shape)
     del positions[dim]
-    return targets != IGNORED if list(targets.shape) == positions else None
+    if list(targets.shape) != positions:
+        return None
+    counted = targets != IGNORED
+    return pad(counted[:, 1:], (0, 1), value=False) if are_next else counted
