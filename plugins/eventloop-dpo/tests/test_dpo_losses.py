@@ -81,21 +81,22 @@ def test_a_chat_that_begins_alike_is_a_prompt():
 
 
 def test_answers_go_around():
-    """Each prompt has the answer of the row before beside its own; pairs are two answers."""
+    """Each prompt has the answer to the one before beside its own; a pair is two answers to one prompt."""
     conversations = Conversations(tokenizer(), "completion")
 
-    found = answers_of(PAIRS[:2], "a", conversations, 48, None)
-    groups = answers_of(ANSWERS, "a", conversations, 48, 4)
+    found = answers_of(PAIRS[:3], "a", conversations, 48, None)
+    groups = answers_of(ANSWERS[:8], "a", conversations, 48, 4)
 
-    assert [one.numbers["is_desired"] for one in found] == [True, False, True, False]
-    for answers, size in ((found, 4), (groups, 4)):
-        for at, one in enumerate(answers):
-            before = answers[at - 1 if at % size else at - 1 + size]
-            labels = [[x for x in doc.labels if x != -100] for doc in (one.second, before.first)]
+    assert [one.numbers["is_desired"] for one in found] == [True, False] * 3
+    for answers, befores in ((found, [5, 5, 1, 1, 3, 3]), (groups, [3, 0, 1, 2, 7, 4, 5, 6])):
+        for one, before in zip(answers, befores, strict=True):
+            labels = [
+                [x for x in doc.labels if x != -100] for doc in (one.second, answers[before].first)
+            ]
             assert labels[0] == labels[1]
             num = len(one.first.labels) - sum(x != -100 for x in one.first.labels)
             assert one.second.input_ids[:num] == one.first.input_ids[:num]
-    assert [one.numbers["is_desired"] for one in groups] == [row["label"] for row in ANSWERS]
+    assert [one.numbers["is_desired"] for one in groups] == [row["label"] for row in ANSWERS[:8]]
 
 
 def test_a_batch_has_both_documents_of_each_row():

@@ -40,7 +40,7 @@ def answers_of(
 ) -> list[Pair]:
     """Makes rows for KTO of prompt, completion and label; of a pair, two of them.
 
-    Each row has an answer to another prompt beside its own: that of the row before.
+    Each row has an answer to another prompt beside its own: that of the nearest row before.
 
     Args:
         rotate_in: rows of data within which answers go around; None for all.
@@ -62,11 +62,24 @@ def answers_of(
     answers = []
     for start in range(0, len(made), size):
         group = made[start : start + size]
-        for at, (own, is_desired) in enumerate(group):
-            other = _with_answer(own, group[at - 1][0])
+        others = _before([own for own, _ in group])
+        for (own, is_desired), before in zip(group, others, strict=True):
+            other = _with_answer(own, before)
             numbers = {"is_desired": is_desired}
             answers.append(Pair(own.cut_to(max_length), other.cut_to(max_length), numbers))
     return answers
+
+
+def _before(examples: Sequence[Example]) -> list[Example]:
+    """Returns the nearest example before each that has another prompt, going around; the last if none has."""
+    prompts = [one.input_ids[: _num_prompt(one)] for one in examples]
+    at = next((at for at in reversed(range(len(prompts))) if prompts[at] != prompts[0]), -1)
+    found = []
+    for idx, prompt in enumerate(prompts):
+        if prompts[idx - 1] != prompt:
+            at = idx - 1
+        found.append(examples[at])
+    return found
 
 
 def _with_answer(own: Example, other: Example) -> Example:

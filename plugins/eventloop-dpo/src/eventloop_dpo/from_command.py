@@ -85,8 +85,8 @@ def task(
         nll_on: whether that is over the answer, or over all of its chat.
         desired_weight: of kto's losses of answers that are wanted.
         undesired_weight: of its losses of the others.
-        rotate_in: for kto, each answer is compared with the prompt of the next row; after so many rows
-            with the first of them. Not set: of all.
+        rotate_in: for kto, each answer is compared with the next other prompt; after so many rows with
+            the first of them. Not set: of all.
         eval_data: as data, to evaluate with.
         tokenizer: where it stands, if not with the model; in Python also the tokenizer.
         chat_template: a file with a template, in the place of the tokenizer's own.
