@@ -129,6 +129,20 @@ def test_the_average_is_the_mean_in_float64(tmp_path, algorithms, settings):
     assert not torch.allclose(exported.double(), sees.trained[-1].double(), atol=1e-3)
 
 
+def test_weights_of_few_bits_are_averaged_in_float32(tmp_path):
+    """Their mean is rounded once, not after each of the 12 weights that are added to it."""
+    task = tiny_task(
+        model=lambda: nn.Linear(3, 3).bfloat16(),
+        forward=lambda model, batch: model(batch[0].bfloat16()),
+    )
+
+    _, exported, sees = run(tmp_path, Swa(start="1ba", interval="1ba"), task=task)
+
+    expected = torch.stack(sees.trained).double().mean(0)
+    torch.testing.assert_close(exported.double(), expected, rtol=2**-8, atol=0)
+    assert exported.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("interval", ["4ba", "16sp"])
 def test_an_interval_has_any_unit(tmp_path, interval):
     """After batches 8 and 12, which aren't the ends of epochs."""

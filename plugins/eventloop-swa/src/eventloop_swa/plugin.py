@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from eventloop import SettingError, State, TaskError, Time, hookimpl
@@ -89,7 +89,7 @@ class Swa:
         loaded, self._loaded = self._loaded, {}
         self._start = _start(self.start, state)
         self._interval = _interval(self.interval, state)
-        self._averaged = AveragedModel(state.model)
+        self._averaged = _averaged_copy(state.model)
         self._go_on_from(loaded, self._averaged)
 
     @hookimpl(wrapper=True)
@@ -207,6 +207,21 @@ class Swa:
                     state.batch = None
             for name, norm in norms.items():
                 _take_statistics(averaged.module.get_submodule(name), norm, state)
+
+
+def _averaged_copy(model: nn.Module) -> AveragedModel:
+    """Returns a copy whose parameters are float32 or wider: to fewer bits small changes can't be added."""
+    if not any(map(_is_narrow, model.parameters())):
+        return AveragedModel(model)
+    # What torch takes by default can't mix types (torch 2.13).
+    averaged = AveragedModel(model, avg_fn=lambda mean, one, num: mean + (one - mean) / (num + 1))
+    for one in filter(_is_narrow, averaged.module.parameters()):
+        one.data = one.data.float()
+    return averaged
+
+
+def _is_narrow(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() < 4
 
 
 def _set_rates(state: State, lr: float) -> None:
