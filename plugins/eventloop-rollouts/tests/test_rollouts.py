@@ -48,6 +48,20 @@ def test_draws_are_those_of_the_distribution():
     assert float((shares - expected).abs().max()) < 4 * (0.25 / num) ** 0.5
 
 
+def test_penalties_of_the_models_own_configuration_change_no_draw():
+    """The loss computes log-probabilities, and knows nothing of them."""
+    rows, model, sampling = prompts(1)[0], llama().eval(), Sampling(6)
+    ids, mask = rows["input_ids"][None], rows["attention_mask"][None]
+    expected = generated(model, ids, mask, [11], sampling, pad_token_id=0)
+    config = model.generation_config
+    config.repetition_penalty, config.suppress_tokens = 5.0, expected[0, :1].tolist()
+
+    found = generated(model, ids, mask, [11], sampling, pad_token_id=0)
+
+    assert torch.equal(found, expected)
+    assert model.generation_config is config
+
+
 def test_a_seed_follows_from_the_place_of_its_completion():
     """Whatever the number of ranks; another batch and another run have others."""
     whole = seeds_of(3, 7, 4, 2, 0, 1)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,17 +89,37 @@ def generated(
         processors.append(TopPLogitsWarper(sampling.top_p))
     processors.append(_Draws(seeds, prompts_NP.device))
     untyped: Any = model
-    found: Tensor = untyped.generate(
-        input_ids=prompts_NP,
-        attention_mask=mask_NP,
-        # The highest of logits with Gumbel noise is a draw from their softmax.
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=sampling.max_tokens,
-        logits_processor=processors,
-        **more,
-    )
+    with _ends_alone(untyped):
+        found: Tensor = untyped.generate(
+            input_ids=prompts_NP,
+            attention_mask=mask_NP,
+            # The highest of logits with Gumbel noise is a draw from their softmax.
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=sampling.max_tokens,
+            logits_processor=processors,
+            **more,
+        )
     return found[:, prompts_NP.shape[1] :]
+
+
+@contextmanager
+def _ends_alone(model: Any) -> Iterator[None]:
+    """Leaves a model's own generation configuration its end tokens: penalties would change the draws.
+
+    `generate` takes from it whatever it isn't given (transformers 5.23).
+    """
+    from transformers import GenerationConfig
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    configs = {one: one.generation_config for one in (model, base)}  # of peft's both are read
+    for one, config in configs.items():
+        one.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
+    try:
+        yield
+    finally:
+        for one, config in configs.items():
+            one.generation_config = config
 
 
 def completed(
