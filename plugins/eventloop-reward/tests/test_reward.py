@@ -207,6 +207,24 @@ def test_transformers_loads_what_is_exported_with_the_same_rewards(tmp_path):
             torch.testing.assert_close(model(input_ids=ids).logits[0, 0], reward, rtol=0, atol=1e-5)
 
 
+def test_padding_is_what_the_tokenizer_pads_with(tmp_path):
+    """Whatever the model's configuration says: its reward is that of the last token before padding."""
+
+    def pads_otherwise():
+        model = llama()
+        model.config.pad_token_id = 3
+        return model
+
+    pads_otherwise().save_pretrained(tmp_path)
+    given = {"settings": {"max_duration": "1ba"}}
+    expected = trained(tmp_path / "a", **given)
+
+    actual = trained(tmp_path / "b", model=pads_otherwise, **given)
+
+    require_equal(actual, expected)
+    assert reward_task(model=str(tmp_path)).model().config.pad_token_id == 0
+
+
 def test_rows_that_are_too_long_are_left_out():
     """The end of an answer is what is judged."""
     with pytest.raises(TaskError, match="no row of data has a label in its first 2 tokens"):

@@ -69,7 +69,8 @@ def task(
     found = tokenizer_of(model, tokenizer, chat_template)
     make = model
     if isinstance(make, str):
-        make = partial(reward_model, make, dtype=dtype, pad_token_id=found.pad_token_id)
+        make = partial(reward_model, make, dtype=dtype)
+    make = partial(_padded_with, found.pad_token_id, make)
     read = partial(_read, Conversations(found, "completion"), max_length)
     train, note = read(data)
     loaders = None
@@ -102,15 +103,16 @@ def reward_model(
 ) -> nn.Module:
     """Loads a model with one output, of the last token that isn't padding; a new head is drawn.
 
+    Args:
+        pad_token_id: what is padding; None: what the model's configuration says.
+
     Raises:
         TaskError: there is no such model.
     """
     from transformers import AutoModelForSequenceClassification
 
-    model: Any = loaded(AutoModelForSequenceClassification, name, dtype=dtype, num_labels=1)
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = pad_token_id
-    return model  # type: ignore[no-any-return]
+    model: nn.Module = loaded(AutoModelForSequenceClassification, name, dtype=dtype, num_labels=1)
+    return model if pad_token_id is None else _padded_with(pad_token_id, model)
 
 
 def forward(
@@ -127,6 +129,13 @@ def forward(
     margin = batch.get("margin", torch.zeros_like(chosen_B))
     loss = reward_losses(chosen_B, rejected_B, margin, center_weight).mean()
     return {"loss": loss, "logits": rewards_BK}
+
+
+def _padded_with(pad_token_id: int, make: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """Has a model take the tokenizer's padding for such; it would judge an answer at any other."""
+    model: Any = make if isinstance(make, nn.Module) else make()
+    model.config.get_text_config().pad_token_id = pad_token_id
+    return model  # type: ignore[no-any-return]
 
 
 def _read(conversations: Conversations, max_length: int, data: Any) -> tuple[Pairs, str]:
