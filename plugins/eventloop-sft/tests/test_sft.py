@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from sft_cases import CHATS, TARGETS, llama, sft_task, tokenizer, trained, weights
 
-from eventloop import hookimpl
+from eventloop import TaskError, hookimpl
 from eventloop.cli import main
 from eventloop_check import Check
 from eventloop_checkpointing import Checkpointing
@@ -254,3 +254,15 @@ def test_the_example_learns_within_a_minute(tmp_path):
     losses = [float(one["eval/loss"]) for one in result.history]
     assert losses[-1] < losses[0] - 0.8
     assert weights(trainer.state.model)
+
+
+def test_a_model_that_can_not_keep_documents_apart_is_not_packed_for(tmp_path):
+    """Bloom takes no positions: what is packed into a row would be one document."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    def bloom():
+        return BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2))
+
+    isolated_trainer(tmp_path / "rows", sft_task(model=bloom)).close()
+    with pytest.raises(TaskError, match="the model takes no position_ids"):
+        isolated_trainer(tmp_path / "packed", sft_task(model=bloom, packing=True))

@@ -39,6 +39,13 @@ def model_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any
     return found
 
 
+def takes_positions(model: nn.Module) -> bool:
+    """Whether a model takes `position_ids`; documents that are packed in a row of another see each other."""
+    untyped: Any = model
+    base: Any = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
+    return "position_ids" in inspect.signature(base.forward).parameters
+
+
 def token_log_probs(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the log-probability of each next label, and which of them count.
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from eventloop import State, Task
+from eventloop import State, Task, TaskError
 from eventloop_chats.batches import Documents, batches_of, num_tokens
 from eventloop_chats.rows import read_rows
 from eventloop_chats.tokens import IGNORED, Conversations, LossOn, examples_of
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
-from eventloop_language_models.passes import model_inputs, token_log_probs
+from eventloop_language_models.passes import model_inputs, takes_positions, token_log_probs
 from eventloop_language_models.samples import ModelTask, Samples
 
 EVAL = "eval"
@@ -85,10 +85,13 @@ def task(
         note += f"; {EVAL}: {eval_note}"
         loaders = {EVAL: make(eval_documents, batch_size=batch_size)}
         prompts = _prompts(eval_data, conversations, num_samples, max_length)
+    make_model = model_maker(model, dtype)
+    if packing:
+        make_model = partial(_packable, make_model)
     pack_into = max_length if packing else None
     return ModelTask(
         tokenizer=found,
-        model=model_maker(model, dtype),
+        model=make_model,
         forward=forward,
         loss_weight=num_labels,
         num_tokens=num_tokens,
@@ -125,6 +128,19 @@ def with_router_loss(loss: Tensor, outputs: Any, model: nn.Module) -> Tensor:
 def num_labels(batch: Mapping[str, Tensor]) -> Tensor:
     """Returns over how many labels the loss of a microbatch is a mean, shape ()."""
     return (batch["labels"][:, 1:] != IGNORED).sum()
+
+
+def _packable(make: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """Returns the model, if it can keep the documents of a row apart."""
+    model = make if isinstance(make, nn.Module) else make()
+    if not takes_positions(model):
+        raise TaskError(
+            "packing=True, but the model takes no position_ids: the rows that are packed into one "
+            "would see each other",
+            model=type(model).__name__,
+            fix="leave packing out",
+        )
+    return model
 
 
 def _documents(data: Any, conversations: Conversations, max_length: int) -> tuple[Documents, str]:
