@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sft_cases import llama, tokenizer, with_adapters
+from sft_cases import SIZES, llama, tokenizer, with_adapters
 
 from eventloop import TaskError
 from eventloop_language_models import language_model, tokenizer_at
@@ -57,3 +57,17 @@ def test_a_mask_is_made_for_torchs_attention_alone(make, attention, is_masked):
     assert ("attention_mask" in found) == is_masked
     assert found["use_cache"] is False
     assert "position_ids" in found
+
+
+def test_a_mixture_of_experts_that_loses_by_its_load_gets_no_mask_for_pairs():
+    """Its router's loss would fail with one; documents are found by their positions."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    experts = {"num_local_experts": 2, "output_router_logits": True, "attn_implementation": "sdpa"}
+    model = MixtralForCausalLM(MixtralConfig(**SIZES, **experts))
+    positions = torch.arange(3).expand(2, 3)
+    batch = {"input_ids": positions, "position_ids": positions, "document_ids": positions * 0}
+
+    outputs = model(**model_inputs(model, batch))
+
+    assert outputs.aux_loss.isfinite()

@@ -70,4 +70,6 @@ def _takes_masks(config: Any) -> bool:
     is_sliding = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     # Private, but the only place that has the choice made by `attn_implementation` (5.23).
     is_sdpa = getattr(text, "_attn_implementation", None) == "sdpa"
-    return is_sdpa and kinds == {"full_attention"} and not is_sliding
+    # The loss of a router's load takes a mask for each token alone (5.23).
+    has_router_loss = getattr(text, "output_router_logits", False)
+    return is_sdpa and kinds == {"full_attention"} and not is_sliding and not has_router_loss
