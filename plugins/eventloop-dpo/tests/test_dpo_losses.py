@@ -54,6 +54,16 @@ def test_losses_of_pairs_are_those_of_the_papers(loss, smoothing):
     assert chosen.grad.isfinite().all()
 
 
+def test_an_answer_that_is_certain_has_a_gradient():
+    """The mean log-probability of one token can be 0, whose odds are infinite."""
+    chosen, rejected = (torch.zeros(2, requires_grad=True) for _ in range(2))
+
+    loss = pair_losses("orpo", chosen - torch.tensor([0.0, 3.0]), rejected, LOSSES["orpo"]).sum()
+
+    grads = torch.autograd.grad(loss, (chosen, rejected))
+    assert all(one.isfinite().all() for one in (loss, *grads))
+
+
 def test_losses_of_answers_are_those_of_the_paper():
     """Wanted ones gain by being likelier than the reference has them, others lose by it."""
     ratios, is_desired = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([True, False, False])

@@ -107,10 +107,11 @@ def kto_losses(
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """Returns log(1 - exp(x)) for x < 0, without losing small numbers.
+    """Returns log(1 - exp(x)) for x <= 0, without losing small numbers; for 0 it is finite, too.
 
     Source: Maechler 2012, "Accurately computing log(1 - exp(-|a|))".
     """
+    x = x.clamp(max=-torch.finfo(x.dtype).tiny)  # of what is certain; infinity has no gradient
     is_near = x > -math.log(2)
     near = torch.log(-torch.expm1(torch.where(is_near, x, -1.0)))
     return torch.where(is_near, near, torch.log1p(-torch.exp(torch.where(is_near, -1.0, x))))
