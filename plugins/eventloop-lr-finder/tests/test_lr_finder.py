@@ -49,6 +49,16 @@ def test_a_loss_that_explodes_ends_the_curve():
     assert curve.proposal().steepest < 0.5
 
 
+def test_a_loss_below_0_explodes_as_any_other():
+    """It is measured by its rise, whatever its sign; a log-density of its own may fall below 0."""
+    below = curve_of(lambda rate: -2 - rate if rate < 0.5 else 100.0)
+    through = curve_of(lambda rate: 1 - 4 * rate if rate < 0.5 else 100.0)
+
+    for curve in (below, through):
+        assert 0.5 < curve.rates[-1] < 2
+        assert curve.proposal().steepest < 0.5
+
+
 @pytest.mark.parametrize("loss_at", [lambda rate: 1 + rate, lambda rate: math.nan])
 def test_nothing_is_proposed_where_the_loss_never_falls(loss_at):
     """A rate out of noise would be trained with."""

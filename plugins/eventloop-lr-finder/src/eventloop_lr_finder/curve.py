@@ -49,7 +49,10 @@ class Curve:
         self.rates.append(rate)
         self.losses.append(loss)
         smoothed = self.smoothed()
-        return not math.isfinite(loss) or smoothed[-1] > _EXPLODED * min(smoothed)
+        lowest = min(smoothed)
+        # Four times what is below 0 is lower still: the rise is compared with the fall before it.
+        size = lowest if lowest > 0 else max(-lowest, smoothed[0] - lowest)
+        return not math.isfinite(loss) or smoothed[-1] - lowest > (_EXPLODED - 1) * size
 
     def smoothed(self) -> list[float]:
         """Returns the moving average of the losses, without the bias of its start."""
