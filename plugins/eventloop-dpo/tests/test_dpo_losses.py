@@ -163,7 +163,11 @@ def test_an_option_that_a_loss_does_not_have_is_an_error(given):
     [
         ({"beta": 0.0}, "beta=0.0 is not a positive number"),
         ({"label_smoothing": 0.5}, r"label_smoothing=0.5 isn't in \[0, 0.5\)"),
-        ({"nll_weight": -1.0}, "nll_weight=-1.0 is less than 0"),
+        ({"nll_weight": -1.0}, "nll_weight=-1.0 isn't a finite number of 0 or more"),
+        ({"nll_weight": math.nan}, "nll_weight=nan isn't a finite"),
+        ({"gamma": math.inf}, "gamma=inf isn't a finite"),
+        ({"loss": "kto", "desired_weight": -1.0}, "desired_weight=-1.0 isn't a finite"),
+        ({"loss": "kto", "undesired_weight": math.nan}, "undesired_weight=nan isn't a finite"),
     ],
 )
 def test_numbers_without_a_meaning_are_refused(given, shown):

@@ -225,6 +225,13 @@ def test_padding_is_what_the_tokenizer_pads_with(tmp_path):
     assert reward_task(model=str(tmp_path)).model().config.pad_token_id == 0
 
 
+@pytest.mark.parametrize("value", [-0.01, float("nan"), float("inf")])
+def test_a_weight_without_a_meaning_is_refused(value):
+    """Rewards would be driven from 0, or be NaN after the first step."""
+    with pytest.raises(ValueError, match=f"center_weight={value} isn't a finite number"):
+        reward_task(center_weight=value)
+
+
 def test_rows_that_are_too_long_are_left_out():
     """The end of an answer is what is judged."""
     with pytest.raises(TaskError, match="no row of data has a label in its first 2 tokens"):

@@ -41,8 +41,14 @@ class LossOptions:
             raise ValueError(f"beta={self.beta!r} is not a positive number")
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(f"label_smoothing={self.label_smoothing!r} isn't in [0, 0.5)")
-        if self.nll_weight < 0:
-            raise ValueError(f"nll_weight={self.nll_weight!r} is less than 0")
+        check_weights(gamma=self.gamma, nll_weight=self.nll_weight)
+
+
+def check_weights(**weights: float) -> None:
+    """Raises a ValueError for one that isn't a finite number of 0 or more."""
+    for name, value in weights.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name}={value!r} isn't a finite number of 0 or more")
 
 
 # Each as in its paper, but for IPO's means, which its authors have in place of sums.

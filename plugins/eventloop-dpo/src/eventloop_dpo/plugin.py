@@ -15,7 +15,7 @@ from eventloop import State, hookimpl
 from eventloop.toolbox import Microbatches, split
 from eventloop_chats.pairs import DOCUMENTS
 from eventloop_chats.tokens import IGNORED
-from eventloop_dpo.losses import Loss, LossOptions, kto_losses, pair_losses
+from eventloop_dpo.losses import Loss, LossOptions, check_weights, kto_losses, pair_losses
 from eventloop_language_models.passes import token_log_probs
 from eventloop_language_models.references import Reference, log_probs_of, sums_of
 from eventloop_language_models.stored import Stored
@@ -33,6 +33,9 @@ class Preferences:
         nll_on: whether the chosen answer's own loss is over its tokens, or those of its prompt, too.
         desired_weight: KTO's, of the losses of answers that are wanted.
         undesired_weight: likewise, of the others.
+
+    Raises:
+        ValueError: a weight is negative or not finite.
     """
 
     name = "dpo"
@@ -47,11 +50,12 @@ class Preferences:
         desired_weight: float = 1.0,
         undesired_weight: float = 1.0,
     ) -> None:
+        self._weights = {"desired_weight": desired_weight, "undesired_weight": undesired_weight}
+        check_weights(**self._weights)
         self.loss_name = loss
         self._options = options
         self._reference = reference
         self._nll_on = nll_on
-        self._weights = {"desired_weight": desired_weight, "undesired_weight": undesired_weight}
         self._rows_per_label: Tensor | None = None
         self._divergence: Tensor | None = None
 

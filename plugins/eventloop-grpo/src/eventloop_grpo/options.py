@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from eventloop_grpo.losses import LOSSES, SCALES
@@ -25,16 +26,16 @@ def check_options(given: Grpo) -> None:
     if given.top_k is not None and given.top_k < 1:
         raise ValueError(f"top_k={given.top_k!r} is not an int of 1 or more")
     for name in ("temperature", "top_p"):
-        if not getattr(given, name) > 0:
+        if not 0 < getattr(given, name) < math.inf:
             raise ValueError(f"{name}={getattr(given, name)!r} isn't a positive number")
     if given.top_p > 1:
         raise ValueError(f"top_p={given.top_p!r} isn't in (0, 1]")
     if not 0 < given.epsilon < 1:
         raise ValueError(f"epsilon={given.epsilon!r} isn't in (0, 1)")
-    if given.epsilon_high is not None and given.epsilon_high <= 0:
+    if given.epsilon_high is not None and not given.epsilon_high > 0:
         raise ValueError(f"epsilon_high={given.epsilon_high!r} isn't a positive number")
-    if given.beta < 0:
-        raise ValueError(f"beta={given.beta!r} is negative")
+    if not 0 <= given.beta < math.inf:
+        raise ValueError(f"beta={given.beta!r} isn't a finite number of 0 or more")
     for name, value, known in (
         ("loss", given.loss_kind, LOSSES),
         ("scale_rewards", given.scale_rewards, SCALES),

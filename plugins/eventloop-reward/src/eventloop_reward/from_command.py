@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,12 @@ def task(
         weight_decay: of AdamW.
         schedule: how the learning rate falls after the warm-up.
         warmup: how long it rises.
+
+    Raises:
+        ValueError: `center_weight` is negative or not finite.
     """
+    if not 0 <= center_weight < math.inf:
+        raise ValueError(f"center_weight={center_weight!r} isn't a finite number of 0 or more")
     found = tokenizer_of(model, tokenizer, chat_template)
     make = model
     if isinstance(make, str):
