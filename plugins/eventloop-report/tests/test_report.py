@@ -211,6 +211,22 @@ def test_a_run_goes_on_from_an_older_checkpoint(tmp_path, finished):
     assert "samples-a-second" in text_of(tmp_path)
 
 
+class Counts:
+    """Logs an integer that no float can hold."""
+
+    @hookimpl
+    def batch_end(self, state):
+        state.log("count", 10**400)
+
+
+def test_an_integer_beyond_every_float_is_a_gap(tmp_path):
+    """A run shouldn't fail by what one of its plots can't show."""
+    report = fit(tmp_path, others=[Counts()], max_duration="1ba")
+
+    assert report._numbers.by_name["count"].latest == float("inf")
+    assert "count" in text_of(tmp_path)
+
+
 def test_a_path_may_be_given(tmp_path):
     """And a folder that isn't there is made."""
     fit(tmp_path, Report(path=str(tmp_path / "pages" / "first.html")), max_duration="1ep")

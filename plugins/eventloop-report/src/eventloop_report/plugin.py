@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,7 +140,7 @@ class Report:
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Keeps the numbers, and how fast the samples went by."""
         for name, value in numbers.items():
-            self._numbers.add(name, at.batch, float(value))
+            self._numbers.add(name, at.batch, _float(value))
         before, self._previous = self._previous, at
         if before is not None and at.batch > before.batch and at.seconds > before.seconds:
             speed = (at.sample - before.sample) / (at.seconds - before.seconds)
@@ -268,3 +269,11 @@ def _left_out(num_plots: int, what: str, num_names: int) -> str:
     if num_names:
         said.append(f"the numbers of {num_names} more names weren't kept")
     return "; ".join(said)
+
+
+def _float(value: float) -> float:
+    """Returns an integer that is too large for a float as an infinity, which is drawn as a gap."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
