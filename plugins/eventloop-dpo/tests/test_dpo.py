@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dpo_cases import CHATS, PAIRS, llama, new_adapters, other, trained
+from dpo_cases import ANSWERS, CHATS, PAIRS, llama, new_adapters, other, trained
 from safetensors.torch import load, save
 from sft_cases import TARGETS, tokenizer
 
@@ -180,6 +180,26 @@ def test_what_is_logged(tmp_path):
     margin = logged["rewards/chosen"] - logged["rewards/rejected"]
     assert logged["rewards/margin"] == pytest.approx(margin, abs=1e-6)
     assert len(texts[0]["samples"]["prompt"]) == 2
+
+
+def test_rewards_of_answers_are_those_of_the_whole_batch(tmp_path):
+    """Microbatches have different numbers of desired answers, and some have none."""
+    logged = []
+
+    class Reads:
+        name = "reads"
+
+        @hookimpl
+        def log(self, state, numbers, at):
+            logged.append({one: numbers[f"rewards/{one}"] for one in ("desired", "undesired")})
+
+    settings = {"callbacks": [Reads()], "max_duration": "1ba", "log_interval": "1ba"}
+    for size in (6, 1):
+        given = {"rows": ANSWERS, "loss": "kto", "reference_model": other, "microbatch_size": size}
+        trained(tmp_path / str(size), settings=settings, **given)
+
+    assert logged[0] == pytest.approx(logged[-1], abs=1e-6)
+    assert logged[0]["desired"] != logged[0]["undesired"]
 
 
 def test_what_is_stored_is_needed_to_go_on(tmp_path):

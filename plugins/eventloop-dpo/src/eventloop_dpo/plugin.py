@@ -57,6 +57,7 @@ class Preferences:
         self._reference = reference
         self._nll_on = nll_on
         self._rows_per_label: Tensor | None = None
+        self._rows_per_kind: Tensor | None = None
         self._divergence: Tensor | None = None
 
     @hookimpl
@@ -87,6 +88,10 @@ class Preferences:
         if self.loss_name == "kto":
             if not isinstance(batch, Microbatches) and state.microbatch_size is not None:
                 parts = split(batch, state.microbatch_size)
+            is_desired = torch.cat([one["is_desired"] for one in parts])
+            counts = torch.stack([is_desired.sum(), (~is_desired).sum()])
+            _add_over_ranks(counts)
+            self._rows_per_kind = counts.sum() / counts.clamp(min=1)
             diverge = state.precision.under_autocast(self._divergence_of)
             self._divergence = diverge(state, parts)
 
@@ -132,8 +137,13 @@ class Preferences:
         is_desired = batch["is_desired"]
         state.log("rewards/divergence", divergence, "mean")
         rewards = self._options.beta * ratios.detach()
-        state.log("rewards/desired", _mean_where(rewards, is_desired), "mean")
-        state.log("rewards/undesired", _mean_where(rewards, ~is_desired), "mean")
+        for kind, (name, where) in enumerate((("desired", is_desired), ("undesired", ~is_desired))):
+            total = (rewards * where).sum()
+            if state.microbatch is None or self._rows_per_kind is None:
+                mean = total / where.sum().clamp(min=1)
+            else:  # so that the mean over microbatches is that over the whole batch's of the kind
+                mean = total / len(where) * self._rows_per_kind[kind]
+            state.log(f"rewards/{name}", mean, "mean")
         beta = self._options.beta
         return kto_losses(ratios, is_desired, divergence, beta=beta, **self._weights).mean()
 
@@ -187,10 +197,6 @@ def _log_rewards(state: State, rewards_BK: Tensor) -> None:
     state.log("rewards/rejected", rejected_B.mean(), "mean")
     state.log("rewards/margin", (chosen_B - rejected_B).mean(), "mean")
     state.log("rewards/accuracy", (chosen_B > rejected_B).float().mean(), "mean")
-
-
-def _mean_where(values: Tensor, where: Tensor) -> Tensor:
-    return (values * where).sum() / where.sum().clamp(min=1)
 
 
 def _add_over_ranks(sums: Tensor) -> None:
