@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from eventloop import PluginError, Task, TaskError, hookimpl
+from eventloop_gradcache import GradCache
 from eventloop_label_smoothing import LabelSmoothing
 from eventloop_mixup import Mixup
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
@@ -129,6 +130,16 @@ def test_evaluation_sees_the_loss_as_it_is(fit):
     loss = metrics["test"]["loss"].float().cpu()
 
     torch.testing.assert_close(loss, cross_entropy(model(inputs), targets).detach())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_loss_of_the_whole_batch_is_smoothed(fit, size):
+    """GradCache computes it once; those of its microbatches have its gradients, and no classes."""
+    expected, _ = fit(GradCache(microbatch_size=size), task=tiny_task(loss=by_torch))
+
+    actual, _ = fit(LabelSmoothing(), GradCache(microbatch_size=size))
+
+    assert torch.equal(actual, expected)
 
 
 class WithLoss(torch.nn.Linear):

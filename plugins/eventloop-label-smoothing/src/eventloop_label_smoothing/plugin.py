@@ -35,6 +35,7 @@ class LabelSmoothing:
             raise ValueError(f"epsilon={epsilon!r} isn't in (0, 1]; the paper takes 0.1")
         self.epsilon = epsilon
         self._smoothed = SmoothedCrossEntropy(epsilon)
+        self._whole_at = -1  # the batch whose loss, as a whole, was smoothed last
 
     @hookimpl
     def unsuitable(self, state: State) -> str | None:
@@ -67,7 +68,11 @@ class LabelSmoothing:
                 loss = yield
         except SmoothedAlreadyError as error:
             raise TaskError(str(error), fix="leave one of them out: " + _way_out()) from error
-        if self._smoothed.num_calls == num_calls:
+        is_smoothed = self._smoothed.num_calls > num_calls
+        if is_smoothed and state.microbatch is None:
+            self._whole_at = state.clock.batch
+        # Of a batch whose loss is one of all samples, microbatches have losses that stand for it.
+        if not is_smoothed and (state.microbatch is None or self._whole_at != state.clock.batch):
             raise TaskError(
                 "label-smoothing found nothing to smooth: the loss doesn't call torch's "
                 "cross_entropy",
