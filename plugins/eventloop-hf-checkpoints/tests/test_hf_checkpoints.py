@@ -267,6 +267,8 @@ def test_it_keeps_the_contract_of_plugins():
 
 SCRIPT = """
 import sys
+from eventloop_composer.importing import declare_operators
+declare_operators()  # as plugins/conftest.py does: beside Composer there is a torchvision for CUDA
 sys.path.insert(0, {tests!r})
 from test_hf_checkpoints import HfCheckpoints, fit
 from pathlib import Path
