@@ -57,27 +57,27 @@ def test_plugins_of_a_file_are_found_from_the_folder_of_the_sweep(tiny):
     (tiny / "watch.py").write_text(WATCH)
     (tiny / "run.yaml").write_text("plugins: ['./watch.py:Watch']\nmixup: {alpha: 0.3}\n")
 
-    content, job, _ = best_file("tiny.py", "--config", "run.yaml", "--label-smoothing.epsilon=0.2")
+    content, job, _ = best_file("tiny.py", "--config", "run.yaml", "--progress.interval-s=0.2")
 
     assert content["plugins"] == [f"{tiny.resolve()}/watch.py:Watch"]
-    assert (content["mixup"], content["label_smoothing"]) == ({"alpha": 0.3}, {"epsilon": 0.2})
+    assert (content["mixup"], content["progress"]) == ({"alpha": 0.3}, {"interval_s": 0.2})
     assert "watch" in [one.found.name for one in job.plugins]
 
 
 def test_the_trial_is_stronger_than_the_file_in_any_spelling(tiny):
     """A key in two sections or spellings would be read as the file's, or not at all."""
     (tiny / "run.yaml").write_text(
-        "max-duration: 1ep\nTask: {width: 9}\nlabel-smoothing: {epsilon: 0.3}\n"
+        "max-duration: 1ep\nTask: {width: 9}\nprogress: {interval-s: 0.3}\n"
     )
 
     content, job, params = best_file(
-        "tiny.py", "--config", "run.yaml", "--max-duration=2ep", "--label-smoothing.epsilon", "0.1"
+        "tiny.py", "--config", "run.yaml", "--max-duration=2ep", "--progress.interval-s", "0.1"
     )
 
     assert content == {
         "max_duration": "2ep",
         "task": {"width": int(params["task.width"])},
-        "plugins": {"label_smoothing": {"epsilon": 0.1}},
+        "plugins": {"progress": {"interval_s": 0.1}},
     }
     assert str(job.configuration.setting("max_duration")) == "2ep"
 
@@ -85,16 +85,16 @@ def test_the_trial_is_stronger_than_the_file_in_any_spelling(tiny):
 def test_lists_of_plugins_are_those_of_all_files(tiny):
     """A list takes the place of a weaker file's, so that it has to hold that, too."""
     (tiny / "pyproject.toml").write_text("[tool.eventloop]\nrequired = ['mixup>=0.0.1']\n")
-    (tiny / "run.yaml").write_text("disable: [cutmix, label_smoothing]\n")
-    argv = ("tiny.py", "--config=run.yaml", "-p", "no:label_smoothing,label_smoothing")
+    (tiny / "run.yaml").write_text("disable: [jsonl, progress]\n")
+    argv = ("tiny.py", "--config=run.yaml", "-p", "no:progress,progress")
 
     content, job, params = best_file(*argv)
 
-    is_on = params["-p label_smoothing"] == "label_smoothing"
-    assert content["disable"] == ["cutmix", *["label_smoothing"] * (not is_on)]
-    assert content["required"] == [*["label_smoothing"] * is_on, "mixup>=0.0.1"]
+    is_on = params["-p progress"] == "progress"
+    assert content["disable"] == ["jsonl", *["progress"] * (not is_on)]
+    assert content["required"] == [*["progress"] * is_on, "mixup>=0.0.1"]
     names = {one.found.name for one in job.plugins}
-    assert ("cutmix" in names, "label-smoothing" in names) == (False, is_on)
+    assert ("jsonl" in names, "progress" in names) == (False, is_on)
 
 
 def test_a_sweep_without_plugins_is_repeated_without_them(tiny):

@@ -73,17 +73,17 @@ def test_plugins_are_on_and_off_with_their_options(tiny):
     assert len({one["-p mixup"] for one in values}) == 2
 
 
-@pytest.mark.parametrize("choice", ["mixup,cutmix", "no:mixup,mixup,cutmix"])
+@pytest.mark.parametrize("choice", ["mixup,jsonl", "no:mixup,mixup,jsonl"])
 def test_of_several_plugins_one_takes_part(tiny, choice):
     """Those that are installed would take part by themselves, so that all trials were the same."""
     _, values, lines = drawn("-p", choice, "--mixup.alpha", "0.1:1.0")
 
     for one, line in zip(values, lines, strict=True):
-        chosen = one["-p mixup/cutmix"]
+        chosen = one["-p mixup/jsonl"]
         assert ("mixup.alpha" in one) == (chosen == "mixup")
-        for name in ("mixup", "cutmix"):
+        for name in ("mixup", "jsonl"):
             assert (f"-p{name}" in line, f"-pno:{name}" in line) == (chosen == name, chosen != name)
-    assert {one["-p mixup/cutmix"] for one in values} == {*choice.split(",")}
+    assert {one["-p mixup/jsonl"] for one in values} == {*choice.split(",")}
 
 
 def test_what_is_fixed_is_said_of_a_plugin_that_is_on_alone(tiny):
