@@ -40,7 +40,7 @@ from .data.sample_seeds import reads_batches as reads_batches
 
 # Forward passes outside of the loop.
 from .rng import kept_generators as kept_generators
-from .training.evaluation import evaluation_mode as evaluation_mode
+from .training.evaluation import evaluation_mode as evaluation_mode, in_eval_mode as in_eval_mode
 from .training.metrics import predictions as predictions
 from .training.optimizers import wants_closure as wants_closure
 from .training.failed_inputs import refusal as refusal

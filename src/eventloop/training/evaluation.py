@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from eventloop.data.iterable_sources import to_evaluate
@@ -17,7 +17,6 @@ from eventloop.data.microbatches import microbatches_of
 from eventloop.data.zip_cycle import FirstBatches, known_length, too_few
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
-from eventloop.training.failed_inputs import in_eval_mode
 from eventloop.training.metrics import compute
 
 if TYPE_CHECKING:
@@ -48,6 +47,21 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
     finally:
         state.batch = state.outputs = state.eval_name = None
         state.is_logging = was_logging
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode; afterwards every module is in the mode in which it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            if training and type(module).train is not nn.Module.train:
+                module.train()  # may undo what `eval` did: LoRA takes its update out of the weights
+        for module, training in modes:
+            module.training = training
 
 
 def is_due(interval: Time | None, state: State) -> bool:

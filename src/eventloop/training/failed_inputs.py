@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from eventloop.data.batches import shapes
 from eventloop.errors import EventloopError, Note, notes_of
 from eventloop.rng import kept_generators
+from eventloop.training.evaluation import in_eval_mode
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -79,18 +79,3 @@ def _raised(model: nn.Module, *calls: Any) -> Exception | None:
     except Exception as error:  # noqa: BLE001  what it is, the caller asks
         return error
     return None
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode; afterwards every module is in the mode in which it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            if training and type(module).train is not nn.Module.train:
-                module.train()  # may undo what `eval` did: LoRA takes its update out of the weights
-        for module, training in modes:
-            module.training = training

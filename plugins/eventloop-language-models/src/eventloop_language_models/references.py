@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from eventloop import PluginError, State
+from eventloop.toolbox import in_eval_mode
 from eventloop_chats.pairs import DOCUMENTS
 from eventloop_language_models.passes import model_inputs, token_log_probs
 
@@ -65,7 +65,7 @@ class AdaptersOff:
                 f"{type(model).__name__} has no adapters that could be switched off",
                 fix="make some with eventloop-lora, or leave out reference='adapters-off'",
             )
-        with model.disable_adapter(), _evaluating(model):
+        with model.disable_adapter(), in_eval_mode(model):
             return sums_of(model, model, batch)
 
 
@@ -78,7 +78,7 @@ class Itself:
     @torch.no_grad()
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
         """Computes them in evaluation mode."""
-        with _evaluating(state.model):
+        with in_eval_mode(state.model):
             return sums_of(state.model, state.model, batch)
 
 
@@ -147,18 +147,3 @@ def log_probs_of(
 def has_adapters(model: nn.Module) -> bool:
     """Whether a model has adapters of peft."""
     return bool(getattr(model, "peft_config", None))
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts modules into evaluation mode, and back."""
-    modes = [(one, one.training) for one in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for one, training in modes:
-            if training and type(one).train is not nn.Module.train:
-                one.train()  # may undo what `eval` did
-        for one, training in modes:
-            one.training = training
