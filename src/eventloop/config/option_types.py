@@ -255,7 +255,8 @@ def _choices(annotation: Any) -> list[str]:
     """Returns the values that a Literal or an Enum takes, as they are typed; none of other types."""
     if isinstance(annotation, enum.EnumMeta):
         return list(annotation.__members__)
-    return [*map(str, typing.get_args(annotation))] * (typing.get_origin(annotation) is Literal)
+    is_literal = typing.get_origin(annotation) is Literal
+    return [str(one) for one in typing.get_args(annotation)] if is_literal else []
 
 
 def _type_name(annotation: Any) -> str:
