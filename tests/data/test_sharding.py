@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from eventloop import TaskError
-from eventloop.data.sharding import RankPart, sharded_for_training
+from eventloop.data.sharding import RankPart, sharded_for_evaluation, sharded_for_training
 
 
 def orders(seed, num_epochs=3, num_ranks=2):
@@ -80,3 +80,15 @@ def test_samples_that_a_sampler_leaves_out_stay_out(sampler):
         seen += [one for _, idx in sharded_for_training(loader, state) for one in idx.tolist()]
 
     assert sorted(seen) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("shard", [sharded_for_training, sharded_for_evaluation])
+def test_a_sampler_without_a_length_is_told(shard):
+    """It may have no end; a TypeError about `len` wouldn't say what to do."""
+    samples = [(torch.zeros(3), 0)] * 4
+    loader = DataLoader(samples, batch_size=2, sampler=iter(range(4)))
+    settings = SimpleNamespace(uneven="pad", seed=0)
+    state = SimpleNamespace(data_world_size=2, data_rank=0, settings=settings)
+
+    with pytest.raises(TaskError, match=r"without a length[\s\S]*__len__"):
+        shard(loader, state)

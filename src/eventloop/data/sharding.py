@@ -31,7 +31,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
         seed: what all ranks draw an order from; the run's unless given.
 
     Raises:
-        TaskError: there are fewer samples than ranks.
+        TaskError: there are fewer samples than ranks, or a sampler has no length.
     """
     num, uneven = state.data_world_size, state.settings.uneven
     seed = state.settings.seed if seed is None else seed
@@ -51,10 +51,11 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
             _require(length, num, "batch", "batches")
         part = RankPart(dataloader.batch_sampler, state.data_rank, num, seed)
         return _rebuilt(dataloader, batch_sampler=part)
-    _require(len(dataloader.sampler), num, "sample")
-    if uneven == "error" and len(dataloader.sampler) % num:
+    length = _length(dataloader.sampler)
+    _require(length, num, "sample")
+    if uneven == "error" and length % num:
         raise TaskError(
-            f"{counted(len(dataloader.sampler), 'sample')} can't be split evenly over {num} ranks",
+            f"{counted(length, 'sample')} can't be split evenly over {num} ranks",
             fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
         )
     if _is_torchs(dataloader.sampler, dataloader.dataset):
@@ -110,7 +111,8 @@ def is_too_small(dataloader: Any, state: State) -> bool:
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return False
     plain = _has_plain_batches(dataloader)
-    return len(dataloader.sampler if plain else dataloader.batch_sampler) < state.data_world_size
+    sampler = dataloader.sampler if plain else dataloader.batch_sampler
+    return _length(sampler) < state.data_world_size
 
 
 class RankPart(Sampler[Any]):
@@ -324,6 +326,16 @@ def _rebuilt(dataloader: Any, **changed: Any) -> Any:
         raise TaskError(
             f"a {type(dataloader).__name__} can't be split over ranks: {error}",
             fix="give it a sampler=torch.utils.data.DistributedSampler(dataset)",
+        ) from error
+
+
+def _length(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except TypeError as error:
+        raise TaskError(
+            f"a {type(sampler).__name__} without a length can't be split over ranks",
+            fix="give it `__len__`; or `num_replicas`, if it yields what is this rank's alone",
         ) from error
 
 
