@@ -102,7 +102,7 @@ def test_what_is_no_number_of_batches_is_refused(mode, text, run, tiny):
     ran = run(*FIT, f"{mode}={text}")
 
     assert (ran.status, ran.out) == (2, "")
-    assert f"{mode} takes a number of batches, 1 or more, not '{text[:50]}" in ran.err
+    assert f"{mode} takes a whole number, 1 or more, not '{text[:50]}" in ran.err
 
 
 @pytest.mark.parametrize("mode", ["--sanity-eval", "--limit-eval-batches"])

@@ -124,7 +124,7 @@ def test_the_same_line_has_the_same_folder(read, tiny):
         ((*BOTH, "--keep", "aa_tes"), "no active algorithm is named 'aa_tes'; the closest is"),
         ((*BOTH, "--seed", "3"), "--seed belongs to each run"),
         ((*BOTH, "--resume", "never"), "--resume belongs to each run"),
-        ((*BOTH, "--seeds", "0"), "--seeds takes a number, 1 or more, not '0'"),
+        ((*BOTH, "--seeds", "0"), "--seeds takes a whole number, 1 or more, not '0'"),
         ((*BOTH, "--run-dir", "s3://bucket/run"), "is not a folder"),
     ],
 )

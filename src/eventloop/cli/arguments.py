@@ -94,6 +94,20 @@ class Arguments:
         """Returns the value of an option of the command that is a path."""
         return Path(self.given[name]) if name in self.given else None
 
+    def count(self, name: str, default: int = 1) -> int:
+        """Returns the value of an option of the command that counts something.
+
+        Raises:
+            UsageError: it isn't a whole number, or less than 1.
+        """
+        text = self.given.get(fold(name), str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
+            raise UsageError(
+                f"{flag(name)} takes a whole number, 1 or more, not {text!r}",
+                fix=f"write `{flag(name)} 2`, say",
+            )
+        return int(text)
+
 
 _HELP = CommandOption("help", "", "show this help")
 _COMMON = (

@@ -31,7 +31,7 @@ COMMAND = Command(
 def run(arguments: Arguments) -> int:
     """Runs the command."""
     if NPROC.name in arguments.given:
-        return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
+        return launch(COMMAND.name, arguments.argv, arguments.count(NPROC.name))
     # A program that reads the metrics mustn't find what plugins print among them.
     with stdout_to_stderr() if "json" in arguments.given else nullcontext():
         metrics = _metrics(arguments)

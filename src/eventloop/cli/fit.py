@@ -57,7 +57,7 @@ COMMAND = Command(
 def run(arguments: Arguments) -> int:
     """Runs the command."""
     if NPROC.name in arguments.given:
-        return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
+        return launch(COMMAND.name, arguments.argv, arguments.count(NPROC.name))
     export = arguments.path("export")
     if not arguments.given.get("export", "").endswith("/"):  # a folder: a plugin's to write
         output_path(arguments, "export", (export and export.suffix) or SUFFIX)

@@ -78,7 +78,7 @@ class Modes:
                     fix=f"leave one of them out, `{flag(other)}` say",
                 )
         counts = {
-            option.name.replace("-", "_"): _count(arguments, option.name)
+            option.name.replace("-", "_"): arguments.count(option.name)
             for option in OPTIONS
             if option.metavar and option.name.replace("-", "_") in arguments.given
         }
@@ -161,16 +161,6 @@ class Modes:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-
-def _count(arguments: Arguments, name: str) -> int:
-    text = arguments.given[name.replace("-", "_")]
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
-        raise UsageError(
-            f"{flag(name)} takes a number of batches, 1 or more, not {text!r}",
-            fix=f"write `{flag(name)} 2`, say",
-        )
-    return int(text)
 
 
 def from_package(name: str, subject: str) -> Any:

@@ -21,7 +21,7 @@ from eventloop.commands import (
     read_arguments,
 )
 from eventloop_ablate.variants import Variant, check_variants, read_variants, variants_of
-from eventloop_runs import ALLOW_CODE_CHANGE, default_folder, describe, number_option, share_cores
+from eventloop_runs import ALLOW_CODE_CHANGE, default_folder, describe, share_cores
 
 # Each run has its own.
 _OWN = ("seed", "run_dir", "resume")
@@ -141,7 +141,7 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
         always_on,
         others,
         variants or variants_of(names),
-        tuple(range(number_option(arguments, "seeds", 5))),
+        tuple(range(arguments.count("seeds", 5))),
         jobs,
         threads,
         default_folder("ablate", job, arguments, description),

@@ -33,7 +33,7 @@ from eventloop_check_loss.check import Measured, Report, check
 from eventloop_check_loss.laws import LAWS, Variant
 from eventloop_check_loss.measurement import Measurement
 from eventloop_check_loss.report import content_of, write_report
-from eventloop_runs import RunProcesses, RunsFolder, fit_argv, number_option, share_cores
+from eventloop_runs import RunProcesses, RunsFolder, fit_argv, share_cores
 
 if TYPE_CHECKING:
     from eventloop.commands import Job
@@ -148,7 +148,7 @@ def _checked(arguments: Arguments, job: Job, declared: Mapping[str, str]) -> Rep
         EventloopError: the batch in one piece can't be trained on.
         Interrupted, Terminated: a signal came.
     """
-    samples = number_option(arguments, "samples", 16)
+    samples = arguments.count("samples", 16)
     jobs, threads = share_cores(job, arguments)
     with TemporaryDirectory(prefix="eventloop-check-loss-") as name:
         folder = Path(name)

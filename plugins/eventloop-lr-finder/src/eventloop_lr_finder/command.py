@@ -29,7 +29,7 @@ from eventloop.commands import (
 )
 from eventloop_lr_finder.curve import Curve, Proposal
 from eventloop_lr_finder.picture import draw
-from eventloop_runs import RunProcesses, RunsFolder, fit_argv, number_option
+from eventloop_runs import RunProcesses, RunsFolder, fit_argv
 
 COMMAND = Command(
     "lr-finder",
@@ -108,7 +108,7 @@ def _curve(arguments: Arguments) -> Curve:
         raise UsageError(
             f"--low {rates[0]} isn't less than --high {rates[1]}", fix="write `--low 1e-6`"
         )
-    return Curve(rates[0], rates[1], number_option(arguments, "steps", 200))
+    return Curve(rates[0], rates[1], arguments.count("steps", 200))
 
 
 def _trained(arguments: Arguments, curve: Curve) -> Curve:

@@ -116,10 +116,10 @@ def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
     would share.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    ranks = number_option(arguments, "nproc", 1)
+    ranks = arguments.count("nproc")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if "jobs" in arguments.given:
-        jobs = number_option(arguments, "jobs", 1)
+        jobs = arguments.count("jobs")
         return jobs, max(1, cores // (jobs * ranks)) if jobs > 1 and not threads else None
     import torch
 
@@ -127,20 +127,6 @@ def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
         return 1, None
     each = int(threads) if threads.isdigit() else torch.get_num_threads()
     return max(1, cores // max(1, each * ranks)), None
-
-
-def number_option(arguments: Arguments, name: str, default: int) -> int:
-    """Reads an option of the command that counts something.
-
-    Raises:
-        UsageError: it isn't a number, or less than 1.
-    """
-    text = arguments.given.get(fold(name), str(default))
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise UsageError(
-            f"{flag(name)} takes a number, 1 or more, not {text!r}", fix=f"write `{flag(name)} 2`"
-        )
-    return int(text)
 
 
 def _choice(arguments: Arguments, gone: Collection[Candidate]) -> Iterator[str]:

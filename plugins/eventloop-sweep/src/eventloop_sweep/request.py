@@ -27,7 +27,6 @@ from eventloop_runs import (
     default_folder,
     describe,
     fit_argv,
-    number_option,
     share_cores,
 )
 from eventloop_sweep.space import (
@@ -209,7 +208,7 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
         fixed,
         job,
         tuple(dimensions),
-        number_option(arguments, "trials", 20),
+        arguments.count("trials", 20),
         folder,
         given.get("study") or folder.name,
         given.get("pruner") or "median",
