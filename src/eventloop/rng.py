@@ -36,6 +36,20 @@ def global_generators() -> dict[str, Any]:
     return shared
 
 
+def global_rng_states() -> dict[str, Any]:
+    """Returns the states of the host's global generators by name."""
+    return {name: get_rng_state(one) for name, one in global_generators().items()}
+
+
+def set_global_rng_states(states: Mapping[str, Any]) -> None:
+    """Sets the host's global generators to states from `global_rng_states`, those that it names."""
+    if "numpy" in states:
+        importlib.import_module("numpy")
+    for name, one in global_generators().items():
+        if name in states:
+            set_rng_state(one, states[name])
+
+
 def get_rng_state(generator: Any) -> Any:
     """Returns the state of a generator as a nest of plain values and tensors."""
     if isinstance(generator, torch.Generator):
@@ -123,11 +137,15 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def seed_of(text: str, num_bytes: int = 4) -> int:
+    """Returns a seed that depends on a text, below 256 to the power of `num_bytes`."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:num_bytes], "big")
+
+
 def seed_rank(seed: int, rank: int) -> None:
     """Makes ranks draw different numbers from now on; rank 0 draws those of one process."""
     if rank:
-        text = f"{seed}/{rank}"
-        seed_everything(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
+        seed_everything(seed_of(f"{seed}/{rank}"))
 
 
 class HostGenerator(NamedTuple):

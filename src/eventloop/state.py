@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from eventloop.data.batches import Count
 from eventloop.data.loaders import training_pass
 from eventloop.errors import PluginError, a, closest
 from eventloop.naming import fold
-from eventloop.rng import kept_generators
+from eventloop.rng import kept_generators, seed_of
 from eventloop.signals import StopReason
 from eventloop.training.logged_numbers import Numbers, copied_number
 from eventloop.training.logged_text import copied_text
@@ -463,8 +462,8 @@ class State:
         if name not in self._generators:
             is_alike = name.endswith(ALIKE)
             text = f"{self.settings.seed}/{name}{'' if is_alike else f'/{self.data_rank}'}"
-            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-            self._generators[name] = torch.Generator(self.device).manual_seed(seed)
+            generator = torch.Generator(self.device)
+            self._generators[name] = generator.manual_seed(seed_of(text, 7))
         return self._generators[name]
 
     def generators(self) -> Mapping[str, torch.Generator]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from eventloop.errors import Note
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import keeps_state
 from eventloop.plugin.records import Plugin
-from eventloop.rng import get_rng_state, global_generators, set_rng_state
+from eventloop.rng import global_rng_states, set_global_rng_states, set_rng_state
 from eventloop.state import ALIKE
 from eventloop.training.metrics import is_metric
 from eventloop.training.sharded_tensors import shape_and_offsets, sharded
@@ -185,7 +184,7 @@ class Generators:
 
 def _rng_states(state: State) -> dict[str, Any]:
     rng_states: dict[str, Any] = {
-        "host": {name: get_rng_state(one) for name, one in global_generators().items()},
+        "host": global_rng_states(),
         "named": {name: one.get_state() for name, one in state.generators().items()},
     }
     if (of_device := kind_of(state.device).get_rng_state()) is not None:
@@ -194,11 +193,7 @@ def _rng_states(state: State) -> dict[str, Any]:
 
 
 def _put(state: State, rng_states: Mapping[str, Any]) -> None:
-    if "numpy" in rng_states["host"]:
-        importlib.import_module("numpy")
-    for name, one in global_generators().items():
-        if name in rng_states["host"]:
-            set_rng_state(one, rng_states["host"][name])
+    set_global_rng_states(rng_states["host"])
     kind = kind_of(state.device)
     of_device, own = rng_states.get("device"), kind.get_rng_state()
     if of_device is not None and own is not None and of_device.shape == own.shape:

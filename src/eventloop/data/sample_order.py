@@ -24,7 +24,7 @@ from eventloop.data.sample_seeds import mark_repeats, may_repeat
 from eventloop.data.sampler_state import SamplerState, samplers_of
 from eventloop.data.sharding import RankPart, UnevenSteps
 from eventloop.errors import TaskError
-from eventloop.rng import get_rng_state, global_generators, set_rng_state
+from eventloop.rng import get_rng_state, global_rng_states, set_global_rng_states, set_rng_state
 
 # Those that draw all that they need with their first index, from no hidden source.
 _DRAW_FIRST = (
@@ -145,18 +145,14 @@ class Order(Sampler[Any]):
         """
         state: dict[str, Any] = {"samplers": [one.state_dict() for one in self._states]}
         if with_global:
-            named = global_generators().items()
-            state["shared"] = {name: get_rng_state(generator) for name, generator in named}
+            state["shared"] = global_rng_states()
         if self._generator is not None:
             state["loader"] = get_rng_state(self._generator)
         return state
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `rng_state` returned."""
-        generators = global_generators()
-        for name, rng_state in state.get("shared", {}).items():
-            if name in generators:
-                set_rng_state(generators[name], rng_state)
+        set_global_rng_states(state.get("shared", {}))
         if self._generator is not None and "loader" in state:
             set_rng_state(self._generator, state["loader"])
         left = list(state.get("samplers", ()))

@@ -25,7 +25,7 @@ from eventloop.data.batches import shapes
 from eventloop.data.draws import Draws, Read, Seed, may_draw
 from eventloop.data.in_memory import StandIn, parts_of
 from eventloop.errors import TaskError
-from eventloop.rng import KeptGenerators, is_generator, reseed
+from eventloop.rng import KeptGenerators, is_generator, reseed, seed_of
 
 _BITS = 2**64 - 1
 _KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
@@ -37,8 +37,7 @@ def seed_of_part(seed: int, idx: int) -> int:
 
     The first part has the seed of the whole, the others have one in [0, 2**32).
     """
-    digest = hashlib.sha256(f"{seed}/{idx}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") if idx else seed
+    return seed_of(f"{seed}/{idx}") if idx else seed
 
 
 def seeded(
