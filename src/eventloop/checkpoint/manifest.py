@@ -136,9 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         with OldFile(folder / MANIFEST) as file:
-            if file.num_bytes > disk.MAX_JSON_BYTES:
-                raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
-            data = file.read(file.num_bytes)
+            data = file.read_json()
         return parse_manifest(data)
     except CorruptFileError as damage:
         raise damage.of(MANIFEST) from damage

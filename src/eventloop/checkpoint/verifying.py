@@ -16,6 +16,7 @@ from eventloop.checkpoint.safetensors_files import Box, TensorEntry
 from eventloop.errors import CheckpointError, TaskError
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
+from eventloop.urls import Place
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 _IN_STORAGE = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
@@ -33,10 +34,8 @@ def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manif
     """
     manifest = checked_manifest(folder)
     for name, wanted in manifest.files.items():
-        try:
+        with about(name):
             check_size(disk.num_bytes_of(folder / name), wanted)
-        except CorruptFileError as unlike:
-            raise unlike.of(name) from unlike
     for part in manifest.parts if digests else ():
         for damage in _damages_of_part(folder, part, manifest, shards=shards):
             raise damage
@@ -146,7 +145,7 @@ def why_passed_over(facts: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def refusing(folder: Path, what: str = "the checkpoint") -> Iterator[None]:
+def refusing(folder: Place, what: str = "the checkpoint") -> Iterator[None]:
     """Turns damage found in a checkpoint into an error that names the checkpoint."""
     try:
         yield
@@ -242,9 +241,7 @@ def _damages_of_part(
 
 def _read_json(folder: Path, name: str, manifest: Manifest) -> Json:
     with opened(folder, name, manifest) as file:
-        if file.num_bytes > disk.MAX_JSON_BYTES:
-            raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
-        data = file.read(file.num_bytes)
+        data = file.read_json()
     with about(name):
         return disk.from_json(data)
 

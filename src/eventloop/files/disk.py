@@ -176,8 +176,7 @@ class OldFile:
         try:
             # A device may do something when it is opened.
             _check_regular(path.lstat())
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags)
+            self._descriptor = os.open(path, os.O_RDONLY | CAREFUL)
         except OSError as error:
             raise CorruptFileError(f"it can't be read: {error.strerror}") from error
         try:
@@ -222,6 +221,12 @@ class OldFile:
         buffer = bytearray(num_bytes)
         self.fill(memoryview(buffer))
         return bytes(buffer)
+
+    def read_json(self) -> bytes:
+        """Reads all of a file of JSON; raises CorruptFileError if it is too large for one."""
+        if self.num_bytes > MAX_JSON_BYTES:
+            raise CorruptFileError(f"it has {self.num_bytes:,} bytes")
+        return self.read(self.num_left)
 
     def skip(self) -> None:
         """Reads the rest, for the digest."""

@@ -15,7 +15,8 @@ from eventloop.checkpoint.schema import loading, require_valid
 from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
 from eventloop.clock import Time
 from eventloop.config.plugin_flags import Reason
-from eventloop.errors import CheckpointError, ResumeError, as_first
+from eventloop.errors import ResumeError, as_first
+from eventloop.files.disk import CorruptFileError
 from eventloop.fixes import allowing, as_set, pip
 from eventloop.mesh import Layout
 from eventloop.naming import fold
@@ -248,10 +249,8 @@ def find_start(
         if not found:
             break
         if place in damage or place.parent != storage.store.folder:
-            raise CheckpointError(
-                f"the checkpoint {str(place)!r} can't be used: {found}",
-                fix="take another checkpoint, or an earlier copy of this one",
-            )
+            with refusing(place):
+                raise CorruptFileError(found)
         damage[place] = found
     checkpoint = _read(path, processes)
     if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
