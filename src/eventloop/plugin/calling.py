@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from eventloop.errors import PluginError
 from eventloop.plugin.hook_errors import blame, fits, misfit, returned_nothing, swallowed
 from eventloop.plugin.hook_intervals import at_intervals
-from eventloop.plugin.order import Implementation
 from eventloop.view import StateView, view_of
 
 if TYPE_CHECKING:
@@ -38,16 +37,16 @@ def adapted(one: Implementation, state: State) -> Callable[..., Any]:
 
     The State, or a callback's view of it, is the same for the whole run.
     """
-    argument = _argument(one, state)
-    if one.argnames == one.hook.argnames:
-        return at_intervals(one, functools.partial(one.function, argument), state)
-    idxs = [one.hook.argnames.index(name) for name in one.argnames]
+    return at_intervals(one, functools.partial(caller(one), _argument(one, state)), state)
 
-    def pick(*rest: Any) -> Any:
-        args = (argument, *rest)
-        return one.function(*(args[idx] for idx in idxs))
 
-    return at_intervals(one, pick, state)
+def caller(one: Implementation) -> Callable[..., Any]:
+    """Returns the function as one that takes all arguments of its hook, `state` first."""
+    function, names = one.function, one.hook.argnames
+    if one.argnames == names:
+        return function
+    idxs = [names.index(name) for name in one.argnames]
+    return lambda *args: function(*(args[idx] for idx in idxs))
 
 
 def enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:
@@ -108,11 +107,7 @@ def _resume(
     error: BaseException | None,
     one: Implementation,
 ) -> Any:
-    """Resumes a wrapper with the result or the exception of the enclosed call.
-
-    Returns:
-        What the wrapper returns.
-    """
+    """Resumes a wrapper with the result or exception of the enclosed call; returns its own result."""
     try:
         if error is None:
             generator.send(result)

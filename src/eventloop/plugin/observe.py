@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eventloop.errors import PluginError, text_of
+from eventloop.plugin.calling import caller
 from eventloop.plugin.hook_errors import moment_in
 from eventloop.state import State
 
@@ -61,15 +62,6 @@ class Around:
     def observed(self, one: Implementation) -> Implementation:
         """Returns the implementation with the context manager around it."""
         return with_context(one, partial(self.enter, one.plugin.name, one.hook.name))
-
-
-def caller(one: Implementation) -> Callable[..., Any]:
-    """Returns the function as one that takes all arguments of its hook, `state` first."""
-    function, names = one.function, one.hook.argnames
-    if one.argnames == names:
-        return function
-    idxs = [names.index(name) for name in one.argnames]
-    return lambda *args: function(*(args[idx] for idx in idxs))
 
 
 def instead(one: Implementation, function: Callable[..., Any]) -> Implementation:
