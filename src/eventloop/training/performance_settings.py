@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from eventloop.errors import SettingError, counted
+from eventloop.errors import counted
 from eventloop.hook_markers import hookimpl
+from eventloop.training.bookkeeping import resolved
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -148,11 +149,7 @@ class GarbageCollection:
         Raises:
             SettingError: it is a fraction of an unknown length.
         """
-        try:
-            self._interval = state.resolve(self._interval)
-        except ValueError as error:
-            fix = "write gc_interval in batches: 100ba"
-            raise SettingError(f"gc_interval: {error}", fix=fix) from None
+        self._interval = resolved("gc_interval", self._interval, state)
 
     @hookimpl
     def before_dataloader(self, state: State) -> None:
