@@ -20,20 +20,21 @@ def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path |
         UsageError: its folder doesn't exist, or it has the wrong suffix.
     """
     if (path := arguments.path(name)) is not None:
-        require_writable(path, f"{flag(name)} ", suffix)
+        require_writable(path, name, suffix)
     return path
 
 
-def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None:
+def require_writable(path: Path, name: str = "", suffix: str = SUFFIX) -> None:
     """Checks that an output file can be written.
 
     Args:
-        option: the text before it on the command line: "--export ".
+        name: of its option; "" for a positional argument.
         suffix: the required suffix.
 
     Raises:
         UsageError: it is empty, its folder doesn't exist, or it has the wrong suffix.
     """
+    option = f"{flag(name)} " if name else ""
 
     def written(path: Path) -> str:
         return f"write `{option}{shlex.quote(str(path))}`"
@@ -41,7 +42,6 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
     if not path.name:
         raise UsageError(f"{option}'' names no file", fix=written(Path(f"other{suffix}")))
     if path.suffix != suffix:
-        name = option.strip(" -")
         what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
         fix = written(path.with_suffix(suffix))
         if name == "export" and not path.suffix:

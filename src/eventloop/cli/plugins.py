@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.printing import write_json, write_lines, write_table, write_text
-from eventloop.cli.registry import COMMANDS, SUBCOMMAND_PREFIX, run_added, run_command
+from eventloop.cli.registry import COMMANDS, SUBCOMMAND_PREFIX, SUBCOMMANDS, run_added, run_command
 from eventloop.errors import EventloopError, UsageError, closest, raise_all
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
 from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
@@ -26,18 +26,6 @@ COMMAND = Command(
     argument="",
     takes_options=False,
 )
-# `list`, and those of eventloop-plugins, which are commands named `plugins-show` and so on.
-SUBCOMMANDS = {
-    "list": "what is installed, and whether it takes part",
-    "show": "one plugin: options, hooks, edges, import time",
-    "order": "in which order plugins are called, and why",
-    "hooks": "the hooks that there are, with their contracts",
-    "check": "everything that could go wrong; exit status 1 if anything would",
-    "enable": "enable an installed plugin, in pyproject.toml",
-    "disable": "disable an installed plugin, in pyproject.toml",
-    "lock": "write eventloop.lock, from which `fit` then allows no difference",
-    "new": "start a plugin: a package with a test that passes",
-}
 _COLUMNS = ("name", "role", "version", "distribution", "status", "reason", "marks")
 
 

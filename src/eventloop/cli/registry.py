@@ -30,8 +30,18 @@ PACKAGES = {
     name: f"eventloop-{name}"
     for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
 }
-# Subcommands of `plugins` that a package adds, as commands named `plugins-show` and so on.
-ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "enable", "disable", "lock", "new")
+# Of `plugins`: `list`, and those of eventloop-plugins, which are commands named `plugins-show` and so on.
+SUBCOMMANDS = {
+    "list": "what is installed, and whether it takes part",
+    "show": "one plugin: options, hooks, edges, import time",
+    "order": "in which order plugins are called, and why",
+    "hooks": "the hooks that there are, with their contracts",
+    "check": "everything that could go wrong; exit status 1 if anything would",
+    "enable": "enable an installed plugin, in pyproject.toml",
+    "disable": "disable an installed plugin, in pyproject.toml",
+    "lock": "write eventloop.lock, from which `fit` then allows no difference",
+    "new": "start a plugin: a package with a test that passes",
+}
 SUBCOMMAND_PREFIX = "plugins-"
 
 
@@ -139,7 +149,7 @@ def _find(name: str) -> Found:
             if one in problems:
                 raise problems[one]
             return one
-    is_subcommand = name in (f"{SUBCOMMAND_PREFIX}{one}" for one in ADDED_SUBCOMMANDS)
+    is_subcommand = name in (f"{SUBCOMMAND_PREFIX}{one}" for one in SUBCOMMANDS if one != "list")
     package = "plugins" if is_subcommand else name.replace("_", "-")
     if is_subcommand or package in PACKAGES:
         raise UsageError(
