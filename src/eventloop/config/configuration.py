@@ -145,7 +145,7 @@ class Configuration:
                 converted[name] = typed(option, values[name], convert=convert_setting)
             except SettingError as error:
                 problems.append(error)
-        raise_all(problems, "the configuration")
+        raise_all(problems, "the configuration", SettingError)
         return Settings(**converted)
 
 
