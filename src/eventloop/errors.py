@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Protocol, Self, TypeVar
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
@@ -148,6 +148,11 @@ def closest(name: str, names: Iterable[str], what: str = "the closest") -> str:
     return f"; {what} is {found[0]!r}" if found else ""
 
 
+def closest_at(path: Path, pattern: str = "*") -> str:
+    """Returns what `closest` does for the files beside a path, whose names match a pattern."""
+    return closest(path.name, sorted(one.name for one in path.parent.glob(pattern)))
+
+
 def a(noun: str) -> str:
     """Returns a noun with its article: "a Tensor", "an int"; None unchanged."""
     if noun == "NoneType":
@@ -160,19 +165,22 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def raise_all(problems: Sequence[EventloopError], about: str = "plugins") -> None:
+def raise_all(
+    problems: Sequence[EventloopError],
+    about: str = "plugins",
+    kind: type[EventloopError] | None = None,
+) -> None:
     """Raises all problems at once: a single one unchanged, several in one numbered message.
 
-    Raises:
-        UsageError: all `problems` are about the command and its configuration, or not of plugins.
-        PluginError: it is about plugins, too.
+    Args:
+        kind: the class of that; by default UsageError if all problems are, else PluginError.
     """
     if len(problems) == 1:
         raise problems[0]
     if problems:
         listed = joined(f"{idx}. " + text_of(one) for idx, one in enumerate(problems, 1))
         is_usage = all(isinstance(one, UsageError) for one in problems)
-        kind = SettingError if about != "plugins" else UsageError if is_usage else PluginError
+        kind = kind or (UsageError if is_usage else PluginError)
         raise kind(f"{len(problems)} problems with {about}\n" + listed)
 
 

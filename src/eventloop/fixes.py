@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import re
 import shlex
 from importlib import resources
 
 from eventloop.errors import Wording
-from eventloop.naming import fold
+from eventloop.naming import camel, fold
 from eventloop.safe_text import one_line
 
 
@@ -41,9 +40,8 @@ def as_option(plugin: str, **options: object) -> Wording:
     Args:
         plugin: its name, which is its class's in kebab-case.
     """
-    kind = "".join(map(str.capitalize, re.split("[-_]", plugin)))
     flags = as_set(**{f"{plugin}.{name}": value for name, value in options.items()})
-    return Wording(f"`{kind}({as_set(**options)[1:-1]})`", flags.shell)
+    return Wording(f"`{camel(plugin)}({as_set(**options)[1:-1]})`", flags.shell)
 
 
 def allowing(change: str, name: str = "") -> Wording:

@@ -4,6 +4,7 @@
 # Messages: the closest of several names, and the fix as the caller would write it (join it with `+`).
 from .errors import closest as closest, counted as counted
 from .fixes import as_option as as_option, as_set as as_set, switch_off as switch_off
+from .naming import first_of as first_of
 from .run.run_manifest import announce_off as announce_off
 from .safe_text import one_line as one_line
 from .signals import status_of as status_of
@@ -102,10 +103,10 @@ from .training.progress_lines import (
 )
 
 # Observers: what wraps implementations of hooks, to watch a run.
+from .plugin.calling import caller as caller
 from .plugin.hook_errors import moment_in as moment_in
 from .plugin.observe import (
     Observer as Observer,
-    caller as caller,
     instead as instead,
     with_context as with_context,
 )

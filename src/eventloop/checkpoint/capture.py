@@ -28,7 +28,7 @@ from eventloop.checkpoint.states import (
 )
 from eventloop.devices import DeviceKind, kind_of
 from eventloop.errors import CheckpointError
-from eventloop.naming import json_value
+from eventloop.naming import full_name, json_value
 from eventloop.signals import status_of
 from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
@@ -282,7 +282,7 @@ def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
     """Returns the class of each optimizer and the hyperparameters it was created with."""
     return {
         name: {
-            "kind": f"{type(one).__module__}.{type(one).__qualname__}",
+            "kind": full_name(type(one)),
             "groups": [
                 {key: _value(group.get(key, value)) for key, value in one.defaults.items()}
                 for group in one.param_groups

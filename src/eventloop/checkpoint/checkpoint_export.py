@@ -25,6 +25,7 @@ from eventloop.checkpoint.verifying import (
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
+from eventloop.naming import first_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 PART = "model"
 STATES = "plugins"
-_MOST_NAMED = 3
 _SINGLE = "model.safetensors"  # as transformers calls it, and the index of several
 _INDEX = f"{_SINGLE}.index.json"
 _ADAPTERS = "adapter_config.json"  # as peft calls it
@@ -232,7 +232,7 @@ def _file_names_in(index: Path) -> dict[str, str]:
     """Returns the name of the file of each tensor."""
     with refusing_file(index):
         with disk.OldFile(index.resolve()) as file:
-            value = disk.from_json(file.read(file.num_left), MAX_HEADER_ITEMS)
+            value = disk.from_json(file.read_json(), MAX_HEADER_ITEMS)
         file_names = value.get("weight_map") if isinstance(value, dict) else None
         if isinstance(file_names, dict) and all(
             isinstance(one, str) and one == Path(one).name for one in file_names.values()
@@ -285,7 +285,4 @@ def warn_of_misfits(
 
 def _named(names: Iterable[str]) -> str:
     """Lists the first names, escaped, as they come from an untrusted file."""
-    listed = list(names)
-    more = len(listed) - _MOST_NAMED
-    text = ", ".join(repr(name[:80]) for name in listed[:_MOST_NAMED])
-    return f"{text} and {more} more" if more > 0 else text or "none"
+    return first_of(repr(name[:80]) for name in names) or "none"

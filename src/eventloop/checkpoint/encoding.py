@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from eventloop.errors import CheckpointError, a
 from eventloop.files.disk import CorruptFileError
+from eventloop.naming import full_name
 from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
@@ -120,15 +121,11 @@ class _At:
 
     def refuse(self, value: object, reason: str = "", fix: str = "") -> CheckpointError:
         kind = type(value)
-        of = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
+        of = kind.__qualname__ if kind.__module__ == "builtins" else full_name(kind)
         return CheckpointError(
             f"{self.path()!r} can't be saved: it is {reason or a(of)}",
             fix=fix or f"save values of these kinds: {_HAS} of them",
         )
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _encode(value: Nest, at: _At) -> Json:
@@ -195,7 +192,7 @@ def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
     for key, one in value.items():
         if type(key) is not str:
             if type(key) is not int:
-                kind = a(_full_name(type(key)))
+                kind = a(full_name(type(key)))
                 raise at.refuse(value, f"a dict with the key {str(key)[:80]!r}, {kind}")
             is_plain_json = False
         elif key[:1] == "$":

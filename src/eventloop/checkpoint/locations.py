@@ -12,9 +12,17 @@ from eventloop.checkpoint.manifest import BEGINNING, MANIFEST
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import AnyPlace, Checkpoints, FoundCheckpoint, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
-from eventloop.errors import CheckpointError, EventloopError, Note, PluginError, UsageError, closest
+from eventloop.errors import (
+    CheckpointError,
+    EventloopError,
+    Note,
+    PluginError,
+    UsageError,
+    closest_at,
+)
 from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.files.run_folder import local_folder
+from eventloop.naming import first_of
 from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
@@ -26,7 +34,6 @@ if TYPE_CHECKING:
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 FOLDER = "checkpoints"  # of a run
-_MOST_NAMED = 3
 STORAGE_GROUP = "eventloop.storage"
 ANY = "*"  # the name of an entry point for all schemes that no other one names
 # What fsspec, which is behind eventloop-remote, has no support for by itself.
@@ -259,9 +266,8 @@ def why_none(path: Path) -> str:
     runs = sorted((one.parent.name for one in path.glob(f"*/{FOLDER}")), reverse=True)
     if not runs:
         return f"there are no checkpoints in {str(path)!r}"
-    named = ", ".join(map(repr, runs[:_MOST_NAMED]))
-    more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
-    return f"there are no checkpoints in {str(path)!r} itself, but it has the runs {named}{more}"
+    named = first_of(map(repr, runs))
+    return f"there are no checkpoints in {str(path)!r} itself, but it has the runs {named}"
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -282,9 +288,7 @@ def _no_folder(path: Path) -> UsageError:
             f"{str(path)!r} is a file, but runs and checkpoints are folders",
             fix=f"name the folder: {str(path.parent)!r}" if whole else "name a folder",
         )
-    there = path.parent
-    names = [one.name for one in there.iterdir()] if there.is_dir() else []
     return UsageError(
-        f"there is no folder {str(path)!r}{closest(path.name, names)}",
+        f"there is no folder {str(path)!r}{closest_at(path)}",
         fix="name the folder of a run, `runs/digits/20260131-120000-3fa9` say, or of a checkpoint",
     )

@@ -263,7 +263,10 @@ def require_valid(checkpoint: Checkpoint) -> None:
     try:
         FACTS(checkpoint.facts, "facts")
         if (duration := checkpoint.facts["duration"]) is not None:
-            _require_time(duration, "facts.duration")
+            try:
+                Time(duration)
+            except ValueError as error:
+                raise FormError(f"facts.duration: {error}") from error
         for name, form in _PARTS.items():
             _require_part(checkpoint.parts, name, form)
         _require_part(checkpoint.parts, "rank0", RANK)
@@ -319,10 +322,3 @@ def _require_consistent(checkpoint: Checkpoint) -> None:
     for name in ("previous", "epoch_start"):
         if any(one > other for one, other in zip(clock[name], now, strict=True)):
             raise FormError(f"training.clock.{name} is {clock[name]}, after now, {now}")
-
-
-def _require_time(value: Any, path: str) -> None:
-    try:
-        Time(value)
-    except ValueError as error:
-        raise FormError(f"{path}: {error}") from error

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import CommandOption
-from eventloop.distributed.exit_status import FAILURE, kill_group
+from eventloop.distributed.exit_status import FAILURE, in_ranks, kill_group
 from eventloop.errors import UsageError, counted
 from eventloop.naming import fold
 
@@ -46,7 +46,7 @@ def launch(command: str, argv: Sequence[str], num: int) -> int:
     Raises:
         UsageError: torchrun has started this process.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if "TORCHELASTIC_RUN_ID" in os.environ or in_ranks():
         raise UsageError(
             f"--nproc {num}, but torchrun has started this process as one of "
             f"{os.environ.get('WORLD_SIZE', 'several')} already",

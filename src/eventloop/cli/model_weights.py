@@ -13,7 +13,7 @@ from eventloop.cli.job import prepare
 from eventloop.cli.named_checkpoints import BEST_OPTION, one_checkpoint
 from eventloop.cli.output_files import SUFFIX
 from eventloop.cli.printing import write_lines
-from eventloop.errors import TaskError, UsageError, closest
+from eventloop.errors import TaskError, UsageError, closest_at
 from eventloop.run.open import Request
 from eventloop.trainer import Trainer
 from eventloop.urls import Url, place_of
@@ -96,10 +96,8 @@ def _local_weights(arguments: Arguments) -> Path | None:
             fix=f"add `--weights model{SUFFIX}`, or leave --not-strict out",
         )
     if path is not None and not path.exists():
-        there = path.parent
-        names = [one.name for one in there.iterdir()] if there.is_dir() else []
         raise UsageError(
-            f"--weights: there is no file {str(path)!r}{closest(path.name, names)}",
+            f"--weights: there is no file {str(path)!r}{closest_at(path)}",
             fix=f"`eventloop fit TASK --export model{SUFFIX}` writes one",
         )
     return path

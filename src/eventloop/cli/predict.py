@@ -17,6 +17,7 @@ from eventloop.cli.output_files import output_path
 from eventloop.cli.printing import write_lines
 from eventloop.distributed.exit_status import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
+from eventloop.naming import first_of
 from eventloop.trainer import Trainer
 from eventloop.training.weight_export import save_tensors
 
@@ -49,8 +50,7 @@ def run(arguments: Arguments) -> int:
             tensors |= concatenated(name, trainer.predict(loader))
         save_tensors(tensors, out)
     shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
-    more = [f"and {len(shapes) - _MOST_SHOWN} more"] if len(shapes) > _MOST_SHOWN else []
-    write_lines([f"{out}: {', '.join([*shapes[:_MOST_SHOWN], *more])}"])
+    write_lines([f"{out}: {first_of(shapes, _MOST_SHOWN)}"])
     return 0
 
 

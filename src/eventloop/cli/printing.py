@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eventloop
+from eventloop.distributed.exit_status import in_ranks
 from eventloop.errors import UsageError, in_shell, text_of
 from eventloop.safe_text import one_line, plain
 
@@ -159,7 +160,7 @@ def _one_line(text: str) -> str:
 
 def is_heard() -> bool:
     """Returns whether this process prints: only rank 0 does."""
-    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK", "0") == "0"
+    return not in_ranks() or os.environ.get("RANK", "0") == "0"
 
 
 def _terminal() -> Console | None:

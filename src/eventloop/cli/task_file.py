@@ -25,6 +25,7 @@ from eventloop.errors import (
     TaskError,
     TaskFileError,
     closest,
+    closest_at,
     text_of,
 )
 from eventloop.fixes import shell
@@ -208,9 +209,8 @@ def _no_file(label: str, path: Path) -> TaskFileError:
             f"{one_line(label)} is not a Python file", fix="name a file that ends in .py"
         )
     kind = "file" if label.endswith(".py") or "/" in label else "module"
-    names = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
     return TaskFileError(
-        f"there is no {kind} {label!r}{closest(path.name, names)}",
+        f"there is no {kind} {label!r}{closest_at(path, '*.py')}",
         folder=path.parent if path.parent.is_dir() else f"{path.parent}, which doesn't exist",
         fix="give a file, `eventloop fit examples/digits.py`, or a module that can be imported",
     )

@@ -13,7 +13,7 @@ from eventloop.config.plugin_flags import Local, is_local
 from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.config.value_sources import SITE_VARIABLE, Layer
-from eventloop.errors import SettingError, closest
+from eventloop.errors import SettingError, closest, closest_at
 from eventloop.naming import fold
 from eventloop.safe_text import one_line
 
@@ -137,9 +137,8 @@ def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_TOML_BYTES) -
             return data.decode("utf-8-sig")
     except FileNotFoundError as error:
         folder = path.parent
-        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
         raise SettingError(
-            f"there is no file {str(path)!r}{closest(path.name, names)}",
+            f"there is no file {str(path)!r}{closest_at(path)}",
             folder=folder.resolve(),
             fix=f"fix or unset the variable {named_by}"
             if named_by

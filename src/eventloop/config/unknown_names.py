@@ -10,7 +10,7 @@ from eventloop.config.settings import SETTING_NAMES
 from eventloop.config.value_sources import Layer, SourceKind, example, spell
 from eventloop.errors import SettingError, closest
 from eventloop.fixes import install, shell
-from eventloop.naming import fold
+from eventloop.naming import camel, fold
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 _HOW_TO_FIX: dict[SourceKind, str] = {
@@ -106,8 +106,7 @@ def _of_an_instance(kind: SourceKind, key: str, value: Value) -> SettingError:
         f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "
         "Python",
         source=value.source,
-        fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
-        "the task file",
+        fix=f"set {option} where it is built, {camel(section)}({option}=...), in the task file",
     )
 
 

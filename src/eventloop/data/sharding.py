@@ -311,11 +311,7 @@ def _with_sampler(dataloader: Any, sampler: Sampler[Any]) -> Any:
 
 
 def _rebuilt(dataloader: Any, **changed: Any) -> Any:
-    """Returns a data loader like another, made of its public attributes.
-
-    Raises:
-        TaskError: its class can't be made of them.
-    """
+    """Returns a loader made of another's public attributes; raises TaskError if its class can't be."""
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
              "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
              "in_order")  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from eventloop.distributed.exit_status import in_ranks
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def join_processes() -> Processes:
     """Joins the processes that torchrun's variables describe; raises EventloopError."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not in_ranks():
         from eventloop.distributed.processes import Processes
 
         return Processes()

@@ -12,6 +12,7 @@ from torch import Tensor
 from eventloop.data.sharding import is_split_here
 from eventloop.data.zip_cycle import innermost, is_map_style
 from eventloop.errors import EventloopError
+from eventloop.naming import first_of, full_name
 from eventloop.training.sharded_tensors import indices_of, local, sharded
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ def optimizers_of(state: State) -> dict[str, Any]:
     names = {id(one): name for name, one in state.model.named_parameters()}
     found: dict[str, Any] = {}
     for name, optimizer in state.optimizers.items():
-        kind = type(optimizer)
-        found[f"{name}.kind"] = f"{kind.__module__}.{kind.__qualname__}"
+        found[f"{name}.kind"] = full_name(type(optimizer))
         found |= settings_of(name, optimizer.param_groups)
         for idx, group in enumerate(optimizer.param_groups):
             found[f"{name}.groups.{idx}.params"] = ", ".join(
@@ -103,7 +103,7 @@ def schedules_of(state: State) -> dict[str, Any]:
     for interval, pairs in state.schedulers.items():
         for idx, (name, scheduler) in enumerate(pairs):
             path = f"{name}.{interval}.{idx}"
-            found[f"{path}.kind"] = f"{type(scheduler).__module__}.{type(scheduler).__qualname__}"
+            found[f"{path}.kind"] = full_name(type(scheduler))
             found |= dict(_leaves(path, scheduler.state_dict()))
     return found
 
@@ -140,10 +140,9 @@ def _compare(what: str, of_ranks: dict[str, dict[str, Any]], when: str) -> None:
             f"rank {rank}"
             for key in keys
         ]
-        more = f", and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
         raise EventloopError(
             f"ranks {one} and {rank} would train different things: their {what} differ{when}",
-            differs="; ".join(shown[:_MOST_SHOWN]) + more,
+            differs=first_of(shown, _MOST_SHOWN, "; "),
             fix="start every rank with the same command, environment, files and versions; "
             + (_FREE if what == "plugins" else DECIDED_ALONE),
         )

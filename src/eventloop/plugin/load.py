@@ -20,10 +20,10 @@ from typing import Any
 from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Local
-from eventloop.errors import PluginError, UsageError, closest, text_of
+from eventloop.errors import PluginError, UsageError, closest, closest_at, text_of
 from eventloop.fixes import pip
 from eventloop.naming import kebab
-from eventloop.plugin.records import EXTENSIONS, GROUPS, Candidate, Found
+from eventloop.plugin.records import EXTENSIONS, GROUP_OF, GROUPS, Candidate, Found
 from eventloop.plugin.static_names import bound_names, locate, origin_of
 from eventloop.signals import Interrupted, named_interrupts
 
@@ -128,17 +128,16 @@ def found_local(local: Local) -> Found:
     else:
         constants = _constants(_parsed(local, path).body)
     role = constants.get("role", "callback")
-    groups: dict[str, str] = {named: group for group, named in GROUPS.items()}
-    if role not in groups:
+    if role not in GROUP_OF:
         raise UsageError(
-            f"{local}: role is {role!r}{closest(role, groups)}",
+            f"{local}: role is {role!r}{closest(role, GROUP_OF)}",
             file=path,
-            fix=f"write role = {' or '.join(map(repr, groups))}",
+            fix=f"write role = {' or '.join(map(repr, GROUP_OF))}",
         )
     name = constants.get("name", name)
-    point = EntryPoint(name, local.label, groups[role])
+    point = EntryPoint(name, local.label, GROUP_OF[role])
     marks = (local.source,) if local.source else ()
-    return Found(name, GROUPS[groups[role]], point, "", "", marks, path, local)
+    return Found(name, GROUPS[GROUP_OF[role]], point, "", "", marks, path, local)
 
 
 def split_label(label: str) -> tuple[str, str]:
@@ -218,9 +217,8 @@ def _parsed(local: Local, path: Path) -> ast.Module:
         return ast.parse(path.read_bytes(), str(path))
     except OSError as error:
         folder = path.parent
-        names = sorted(one.name for one in folder.glob("*.py")) if folder.is_dir() else []
         raise UsageError(
-            f"{local}: there is no file {str(path)!r}{closest(path.name, names)}",
+            f"{local}: there is no file {str(path)!r}{closest_at(path, '*.py')}",
             folder=folder if folder.is_dir() else f"{folder}, which doesn't exist",
             fix="give the path of a file, as in `-p ./watch.py:Watch`",
         ) from error

@@ -13,13 +13,13 @@ from importlib_metadata import EntryPoint
 from eventloop.config.plugin_flags import Reason
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.fixes import shell
-from eventloop.naming import fold, kebab
+from eventloop.naming import camel, fold, kebab
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.configure import stored_options
 from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.owners import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.plugin_attributes import facts_of
-from eventloop.plugin.records import GROUPS, Candidate, FlagPlugin, Found, Plugin
+from eventloop.plugin.records import GROUP_OF, Candidate, FlagPlugin, Found, Plugin
 from eventloop.plugin.select import is_switched_off, object_problems
 from eventloop.plugin.validate import takes_part
 
@@ -156,8 +156,7 @@ def unsuitable_reasons(
 
 def _switched_off(plugin: Plugin) -> Candidate:
     """Returns a task's plugin that `-p no:NAME` disabled, as a candidate that is off."""
-    group = next(group for group, role in GROUPS.items() if role == plugin.role)
-    point = EntryPoint(plugin.name, plugin.source, group)
+    point = EntryPoint(plugin.name, plugin.source, GROUP_OF[plugin.role])
     found = Found(plugin.name, plugin.role, point, plugin.distribution, plugin.version)
     return Candidate(found, "off", f"-p no:{plugin.name}", "flag")
 
@@ -185,8 +184,7 @@ def _without_hooks(plugin: Plugin) -> PluginError:
             fix=f"write {target.__name__}(...)",
         )
     if isinstance(target, str):
-        camel = "".join(word.capitalize() for word in fold(target).split("_"))
-        fix = f"write {camel}(...), or {shell('-p', target)} on the command line"
+        fix = f"write {camel(target)}(...), or {shell('-p', target)} on the command line"
     else:
         fix = (
             "hand over an object with methods under @hookimpl; `eventloop plugins hooks` lists them"

@@ -125,11 +125,7 @@ def _read(distribution: Distribution, name: str) -> str | None:
 
 
 def _text(distribution: Distribution, name: str) -> str | None:
-    """Reads a file; returns None if it doesn't exist.
-
-    Raises:
-        OSError: it can't be read, or reading might block.
-    """
+    """Returns a file's text, None if there is no file; raises OSError where reading might block."""
     path = Path(folder_of(distribution), name)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(f"{name} is a pipe or a device, not a file")

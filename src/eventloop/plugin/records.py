@@ -19,6 +19,7 @@ Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "o
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {"eventloop.algorithms": "algorithm", "eventloop.callbacks": "callback"}
+GROUP_OF: dict[str, str] = {role: group for group, role in GROUPS.items()}
 # What packages add beside plugins: it is imported when it is used, and takes part in no run by itself.
 EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from eventloop.plugin.plans import ActivePlugins
     from eventloop.state import State
-from eventloop.training.grad_scaling import StepOutcome
+    from eventloop.training.grad_scaling import StepOutcome
 
 _LATE = ("before_loss", "loss", "after_loss", "before_backward", "backward", "after_backward")
 

@@ -371,11 +371,7 @@ class HostCopy:
 
 
 def _started(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[torch.Event]]:
-    """Starts one copy per dtype and device.
-
-    Returns:
-        The tensors on the host, in order, and the events behind the copies.
-    """
+    """Starts a copy per dtype and device; returns the tensors on the host and the events behind it."""
     on_host = list(tensors)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for idx, tensor in enumerate(tensors):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from eventloop import State, StateView, hookimpl
+from eventloop.toolbox import first_of
 from eventloop_blurpool.blurring import SIZES, anti_aliased
 
 _MOST_NAMED = 4
@@ -95,7 +96,6 @@ def _listed(replaced: Mapping[str, nn.Module]) -> str:
     counts = {"convolution": num_convs, "max pool": len(replaced) - num_convs}
     kinds = [f"{num} {kind}{'s' * (num > 1)}" for kind, num in counts.items() if num]
     names = [name or "the model itself" for name in replaced]
-    more = len(names) - _MOST_NAMED
-    listed = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    listed = first_of(names, _MOST_NAMED)
     verb = "blurs" if len(names) == 1 else "blur"
     return f"{' and '.join(kinds)} {verb} before leaving pixels out ({listed})"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eventloop.commands import counted, write_lines, write_table
+from eventloop.toolbox import first_of
 from eventloop_check_loss.check import Report, Row
 
 _MOST_PLACES = 3
@@ -70,10 +71,7 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def _places(several: Iterable[str]) -> str:
-    places = list(several)
-    more = len(places) - _MOST_PLACES
-    shown = "; ".join(places[:_MOST_PLACES])
-    return f"{shown}; and {more} more" if more > 0 else shown
+    return first_of(several, _MOST_PLACES, "; ")
 
 
 def _cells(row: Row, several: bool) -> tuple[str, ...]:

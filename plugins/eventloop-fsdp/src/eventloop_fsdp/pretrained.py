@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import SettingError
-from eventloop.toolbox import SavedTensor, saved_weights_at, shards_like, with_tied
+from eventloop.toolbox import SavedTensor, first_of, saved_weights_at, shards_like, with_tied
 
 _MOST_NAMED = 5
 _FIX = "give weights of this model, or load them in the task and leave weights out"
@@ -99,8 +99,7 @@ def _require_fitting(
     for what, differing in (("shapes", shapes), ("kinds", kinds)):
         if differing:
             raise SettingError(
-                f"weights: {path} has other {what}: {'; '.join(differing[:_MOST_NAMED])}"
-                f"{_more(differing)}",
+                f"weights: {path} has other {what}: {first_of(differing, _MOST_NAMED, '; ')}",
                 fix=_FIX,
             )
 
@@ -110,9 +109,4 @@ def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
 
 
 def _named(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(repr(name[:80]) for name in listed[:_MOST_NAMED]) + _more(listed)
-
-
-def _more(listed: list[str]) -> str:
-    return f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    return first_of((repr(name[:80]) for name in names), _MOST_NAMED)

@@ -15,11 +15,11 @@ from eventloop.cli.registry import COMMANDS, run_command
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.fixes import published
-from eventloop.naming import fold
+from eventloop.naming import camel, fold
 from eventloop.plugin.metadata import discover, extensions
 from eventloop.plugin.name_problems import is_usable_name
+from eventloop.plugin.records import GROUP_OF
 
-GROUPS = {"algorithm": "eventloop.algorithms", "callback": "eventloop.callbacks"}
 # What both roles have, and what one has; words between @ are replaced.
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -43,9 +43,9 @@ def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
     name = _name(arguments.task)
     role = arguments.given.get("role", "callback")
-    if role not in GROUPS:
+    if role not in GROUP_OF:
         raise UsageError(
-            f"--role is {role!r}{closest(role, GROUPS)}",
+            f"--role is {role!r}{closest(role, GROUP_OF)}",
             fix="write --role algorithm for what changes the training, --role callback for what "
             "only watches",
         )
@@ -88,9 +88,9 @@ def _taken(name: str) -> str:
     )
     if any(key in one.COMMAND.all_options() for one in commands):  # importing them takes torch
         return "an option of the command has this name"
-    if key in sys.stdlib_module_names or {key, _class_name(name)} & {*keyword.kwlist}:
+    if key in sys.stdlib_module_names or {key, camel(name)} & {*keyword.kwlist}:
         return "Python has this name"
-    if key in ("torch", "eventloop") or _class_name(name) in eventloop.__all__:
+    if key in ("torch", "eventloop") or camel(name) in eventloop.__all__:
         return "torch or eventloop has this name"
     if key in map(fold, COMMANDS):
         return "a command has this name"
@@ -100,17 +100,13 @@ def _taken(name: str) -> str:
     return next((f"{one.origin} has this name" for one in known if fold(one.name) == key), "")
 
 
-def _class_name(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("-"))
-
-
 def _write(folder: Path, name: str, role: str) -> list[Path]:
     words = {
         "@RANGE@": _range(eventloop.__version__),
         "@NAME@": name,
         "@PACKAGE@": f"eventloop_{fold(name)}",
-        "@CLASS@": _class_name(name),
-        "@GROUP@": GROUPS[role],
+        "@CLASS@": camel(name),
+        "@GROUP@": GROUP_OF[role],
         "@ROLE@": role,
     }
     written = []
