@@ -58,6 +58,7 @@ from .cli.printing import (
     write_table as write_table,
     write_text as write_text,
 )
+from .cli.registry import run_command as run_command
 from .cli.task_file import (
     load_task_file as load_task_file,
 )

@@ -22,12 +22,11 @@ from eventloop.commands import (
     UsageError,
     closest,
     flag,
-    job_help,
     prepare,
     read_arguments,
+    run_command,
     stdout_to_stderr,
     write_json,
-    write_text,
 )
 from eventloop_check_loss.check import Measured, Report, check
 from eventloop_check_loss.laws import LAWS, Variant
@@ -85,15 +84,15 @@ class _Run:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(job_help(arguments, COMMAND))
-        return 0
+    return run_command(COMMAND, _run, argv)
+
+
+def _run(arguments: Arguments) -> int:
     for name in _OWN:
         if name in arguments.flags:
             raise UsageError(f"{flag(name)} has no effect here", fix=f"leave {flag(name)} out")
     if "no_plugins" not in arguments.given:
-        arguments = read_arguments([*argv, "--no-plugins"], COMMAND)
+        arguments = read_arguments([*arguments.argv, "--no-plugins"], COMMAND)
     as_json = "json" in arguments.given
     with stdout_to_stderr() if as_json else nullcontext():
         job = prepare(arguments, COMMAND)

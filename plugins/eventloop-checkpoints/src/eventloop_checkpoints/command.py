@@ -9,9 +9,7 @@ from pathlib import Path
 from eventloop.commands import (
     UsageError,
     closest,
-    command_help,
-    read_arguments,
-    refuse_flags,
+    run_command,
     write_text,
 )
 
@@ -51,13 +49,7 @@ def run(argv: Sequence[str]) -> int:
     elif rest and not rest[0].startswith("-"):
         _require_run(rest[0])
     subject = importlib.import_module(f"eventloop_checkpoints.{name}")
-    arguments = read_arguments(rest, subject.COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(subject.COMMAND))
-        return 0
-    refuse_flags(arguments, subject.COMMAND)
-    status: int = subject.run(arguments)
-    return status
+    return run_command(subject.COMMAND, subject.run, rest)
 
 
 def _require_run(word: str) -> None:

@@ -19,13 +19,11 @@ from eventloop.commands import (
     CommandOption,
     UsageError,
     flag,
-    job_help,
     output_path,
     prepare,
-    read_arguments,
+    run_command,
     write_json,
     write_lines,
-    write_text,
 )
 from eventloop_lr_finder.curve import Curve, Proposal
 from eventloop_lr_finder.picture import draw
@@ -61,10 +59,10 @@ class _Run:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(job_help(arguments, COMMAND))
-        return 0
+    return run_command(COMMAND, _run, argv)
+
+
+def _run(arguments: Arguments) -> int:
     plot = output_path(arguments, "plot", ".png")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
