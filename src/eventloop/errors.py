@@ -206,7 +206,7 @@ def notes_of(error: BaseException, kind: str) -> list[Note]:
     return [one for one in notes if isinstance(one, Note) and one.kind == kind]
 
 
-def keep(error: BaseException, other: BaseException) -> None:
+def note_later(error: BaseException, other: BaseException) -> None:
     """Notes on an exception that another was raised while it was dealt with, and where."""
     details = "".join(traceback.format_exception(other, chain=False))
     text = f"then also: {type(other).__name__}: " + text_of(other) + f"\n{details.rstrip()}"
@@ -226,7 +226,7 @@ def as_first(share: Callable[[Any], Any], act: Callable[[], T]) -> T:
 
 
 def failures_of(function: Callable[[], None]) -> list[BaseException]:
-    """Calls a function; yields the exception that it raised, if any."""
+    """Calls a function; returns a list with the exception that it raised, if any."""
     try:
         function()
     except BaseException as error:  # noqa: BLE001  the caller raises what came first

@@ -227,7 +227,7 @@ def warnings_of(hook: Hook, argnames: Iterable[str] | None = None) -> list[Warni
     options = getattr(hook.spec, f"{PROJECT}_spec", {})
     of_all, of_args = options.get("warn_on_impl"), options.get("warn_on_impl_args") or {}
     names = of_args if argnames is None else argnames
-    return [of_all] * bool(of_all) + [of_args[name] for name in names if name in of_args]
+    return [*([of_all] if of_all else []), *(of_args[name] for name in names if name in of_args)]
 
 
 def _members(namespace: object) -> dict[str, Any]:

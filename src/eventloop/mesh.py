@@ -63,7 +63,8 @@ class Layout:
                 fix=f"give {name} a size that divides {num}, or start another number of ranks",
             )
         sizes = {**self.sizes, last: self.sizes[last] // size, name: size}
-        return replace(self, sizes=sizes, parts=self.parts + (name,) * holds_parts)
+        parts = (*self.parts, name) if holds_parts else self.parts
+        return replace(self, sizes=sizes, parts=parts)
 
     def position(self, rank: int) -> dict[str, int]:
         """Returns the index of a rank along each dimension."""

@@ -29,7 +29,7 @@ from eventloop.errors import (
     a,
     counted,
     failures_of,
-    keep,
+    note_later,
 )
 from eventloop.fixes import allowing, as_set
 from eventloop.plugin.new_algorithms import first_runs
@@ -345,7 +345,7 @@ class Trainer:
             self.close()
             return
         for failure in failures_of(self.close):
-            keep(error, failure)
+            note_later(error, failure)
 
     def _resolved(self, name: str, time: Time | None) -> Time | None:
         if time is None:

@@ -102,7 +102,7 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
                 allowed=allowed(arguments),
                 origin=job.origin(),
                 candidates=job.candidates,
-                core=[lines, *[Compiling()] * (settings.compile is not False)],
+                core=[lines] if settings.compile is False else [lines, Compiling()],
             )
         ) as trainer,
     ):

@@ -109,7 +109,7 @@ class Modes:
     @property
     def observers(self) -> list[Observer]:
         """What the trainer puts around the hooks."""
-        return [*[EveryBatch()] * self.is_dry, *self.checks]
+        return [EveryBatch(), *self.checks] if self.is_dry else self.checks
 
     @property
     def status(self) -> int:

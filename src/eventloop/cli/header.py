@@ -28,13 +28,14 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     """
     state = trainer.state
     words = kind_of(state.device).describe()
+    device = f"{state.device} ({words})" if words else str(state.device)
+    layout = f", {state.layout}" if state.world_size > 1 else ""
     yield (
         f"eventloop {eventloop.__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     yield (
-        f"device: {state.device}{f' ({words})' * bool(words)}, precision {state.precision.name}, "
-        f"seed {state.settings.seed}" + (f", {state.layout}" * (state.world_size > 1))
+        f"device: {device}, precision {state.precision.name}, seed {state.settings.seed}{layout}"
     )
     yield from trainer.notes
     yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import eventloop
 from eventloop.config.option_types import Option, Value, flag, options_of, typed
-from eventloop.data.batches import without_samples
+from eventloop.data.batches import fix_for_no_samples
 from eventloop.errors import (
     EventloopError,
     SettingError,
@@ -255,7 +255,7 @@ def _raised(label: str, error: BaseException) -> TaskError:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])
     is_relative = isinstance(error, ImportError) and "relative import" in text_of(error)
-    fix = _NO_PACKAGE if is_relative else without_samples(error) or _FIX
+    fix = _NO_PACKAGE if is_relative else fix_for_no_samples(error) or _FIX
     return TaskError(
         f"{one_line(label)} raises {type(error).__name__}: " + text_of(error), fix=fix, **facts
     )

@@ -202,7 +202,7 @@ def shapes(value: Any) -> str:
     return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
 
 
-def without_samples(error: BaseException) -> str:
+def fix_for_no_samples(error: BaseException) -> str:
     """Returns how to fix torch's error of shuffling a data set without samples; "" for any other."""
     if isinstance(error, ValueError) and "got num_samples=0" in str(error):
         return "give the data loader a data set with samples: it has none to shuffle"

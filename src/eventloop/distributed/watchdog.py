@@ -213,7 +213,7 @@ def _hung(found: dict[int, _Doing], label: Callable[[int], str]) -> tuple[int, s
         ranks.setdefault(doing, []).append(rank)
     order = sorted(ranks.items(), key=lambda item: (item[0].runs, len(item[1])))
     listed = (
-        f"rank{'s' * (len(who) > 1)} {', '.join(map(label, who))}: {doing.text}"
+        f"{'ranks' if len(who) > 1 else 'rank'} {', '.join(map(label, who))}: {doing.text}"
         for doing, who in order
     )
     return order[0][1][0], "; ".join(listed)

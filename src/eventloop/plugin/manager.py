@@ -140,8 +140,8 @@ def unsuitable_reasons(
     """
     reasons = {}
     for plugin, reason in answers:
-        handed_over = Reason(plugin.source, fix=plugin.way_out)
-        asked_by = handed_over if plugin.found is None else who_insists(plugin.found)
+        as_passed = Reason(plugin.source, fix=plugin.way_out)
+        asked_by = as_passed if plugin.found is None else who_insists(plugin.found)
         if asked_by:
             raise PluginError(
                 f"{plugin.name} was asked for, but doesn't suit this task: " + reason,

@@ -17,7 +17,7 @@ from eventloop.checkpoint.states import PluginStates
 from eventloop.data.batches import mover_to
 from eventloop.data.token_weights import may_weigh_tokens
 from eventloop.devices import choose_device, kind_of
-from eventloop.errors import EventloopError, failures_of, keep, notes_of
+from eventloop.errors import EventloopError, failures_of, note_later, notes_of
 from eventloop.loop import Loop
 from eventloop.plugin.observe import observers_of
 from eventloop.plugin.plans import ActivePlugins, outcomes_of
@@ -119,9 +119,10 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """The notes for the header: on the start, on features, on plugins."""
         noted = outcomes_of(self.active.plans.header_note, self.state)
+        by_tokens = "loss: weighted by tokens, if labels are (N, T)"
         return (
             *self.start.notes,
-            *["loss: weighted by tokens, if labels are (N, T)"] * may_weigh_tokens(self.state),
+            *([by_tokens] if may_weigh_tokens(self.state) else []),
             *(note for one, note in noted if one.role == "core"),
             *(one.note for one in self._compiled),
             *(f"{one.name}: {note}" for one, note in noted if one.role != "core"),
@@ -153,7 +154,7 @@ class Run:
             if closing:
                 failures += failures_of(self.close)
             for failure in failures:
-                keep(error, failure)
+                note_later(error, failure)
             raise
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class Run:
         if failures := outcomes_of(self.active.plans.close, self.state):
             first, *others = failures
             for other in others:
-                keep(first, other)
+                note_later(first, other)
             raise first
 
 

@@ -110,14 +110,12 @@ def check_evaluation(run: Run) -> None:
     if run.state.eval_sets or run.active.evaluates:
         return
     interval = run.configuration.setting_values(run.task.settings)["eval_interval"]
-    is_interval_set = interval.source != "default"
-    asked = [f"eval_interval is {settings.eval_interval}"] * (
-        is_interval_set and settings.eval_interval is not None
-    )
-    asked += ["eval_at_start is set"] * settings.eval_at_start
+    asked = "eval_at_start is set" if settings.eval_at_start else ""
+    if interval.source != "default" and settings.eval_interval is not None:
+        asked = f"eval_interval is {settings.eval_interval}"
     if asked:
         raise SettingError(
-            f"{asked[0]}, but there is nothing to evaluate",
+            f"{asked}, but there is nothing to evaluate",
             fix="give Task(eval_dataloaders=...), leave it out, or implement an event of "
             "evaluation in a plugin: `eval_after_all`",
         )

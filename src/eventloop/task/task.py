@@ -409,7 +409,7 @@ def _called(given: Any, state: State) -> Any:
     try:
         return given(state) if "state" in inspect.signature(given).parameters else given()
     except ValueError as error:
-        if fix := batches.without_samples(error):
+        if fix := batches.fix_for_no_samples(error):
             raise TaskError(
                 "the data set of a data loader is empty", function=_described(given), fix=fix
             ) from error

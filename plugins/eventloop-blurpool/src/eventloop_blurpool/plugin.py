@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from eventloop import State, StateView, hookimpl
-from eventloop.toolbox import first_of
+from eventloop.toolbox import counted, first_of
 from eventloop_blurpool.blurring import SIZES, anti_aliased
 
 _MOST_NAMED = 4
@@ -65,7 +65,7 @@ class Blurpool:
         """Returns why the plugin can't be used: no layer was replaced; None if it can."""
         if self.replaced:
             return None
-        wanted = ["max pool"] * self.max_pools
+        wanted = ["max pool"] if self.max_pools else []
         if self.convs:
             wanted.append(f"2-D convolution of {self.min_channels} input channels or more")
         return f"the model has no {' and no '.join(wanted)} with a stride that it could replace"
@@ -94,7 +94,7 @@ def _listed(replaced: Mapping[str, nn.Module]) -> str:
     """Returns how many layers of each kind blur, and their names, as text."""
     num_convs = sum(isinstance(one, nn.Conv2d) for one in replaced.values())
     counts = {"convolution": num_convs, "max pool": len(replaced) - num_convs}
-    kinds = [f"{num} {kind}{'s' * (num > 1)}" for kind, num in counts.items() if num]
+    kinds = [counted(num, kind) for kind, num in counts.items() if num]
     names = [name or "the model itself" for name in replaced]
     listed = first_of(names, _MOST_NAMED)
     verb = "blurs" if len(names) == 1 else "blur"

@@ -60,7 +60,7 @@ def _content(row: Row) -> dict[str, Any]:
 def _header(report: Report) -> Iterator[str]:
     whole = report.whole
     losses = ", ".join(f"{one.loss:.6g}" for one in whole.updates[:_MOST_PLACES])
-    losses += ", ..." * (len(whole.updates) > _MOST_PLACES)
+    losses += ", ..." if len(whole.updates) > _MOST_PLACES else ""
     of = f"{counted(whole.samples, 'sample')}" if whole.samples else "no data loader"
     yield f"one batch in one piece: {of}, loss {losses or 'unseen'}"
     if whole.dropouts:

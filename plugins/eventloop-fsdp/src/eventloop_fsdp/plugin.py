@@ -213,7 +213,7 @@ class Fsdp:
             from eventloop_fsdp.pretrained import load_pretrained
 
             done = load_pretrained(state.model, Path(self.weights), warns=state.rank == 0)
-            self._note = f"weights of {self.weights}" + f", {done}" * bool(done)
+            self._note = f"weights of {self.weights}{f', {done}' if done else ''}"
         elif deferred is not None:
             deferred.fill(state.model)
 
@@ -322,10 +322,10 @@ class Fsdp:
         for num, (batch, following) in enumerate(pairs, 1):
             is_last = following is nothing
             if length is not None and is_last != (num == length):
+                gave = f"only {num}" if is_last else f"{num} and more"
                 raise PluginError(
-                    f"an eval data loader of {length} batches gave {'only ' * is_last}{num}"
-                    f"{' and more' * (not is_last)}, but every pass over a sharded model takes "
-                    "all ranks",
+                    f"an eval data loader of {length} batches gave {gave}, but every pass over a "
+                    "sharded model takes all ranks",
                     fix="let len() of its sampler say how many it yields",
                 )
             parts = [batch]

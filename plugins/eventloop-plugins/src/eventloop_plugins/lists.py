@@ -73,9 +73,8 @@ def _switch(arguments: Arguments, command: Command, edit: Callable[[str, Candida
         ) from error
     now = _named(arguments, command)
     status, reason = seen_status(now, configuration_of(arguments), ())
-    write_lines(
-        [f"{name}: {status}{f', {reason}' * bool(reason)}; {path}{' as it was' * (edited == text)}"]
-    )
+    why = f", {reason}" if reason else ""
+    write_lines([f"{name}: {status}{why}; {path}{' as it was' if edited == text else ''}"])
     return 0
 
 
@@ -178,4 +177,4 @@ def _parsed(text: str) -> Any:
 def _written(content: Any, text: str) -> str:
     written: str = content.as_string()
     written = written.replace("\n", "\r\n") if "\r\n" in text else written
-    return _MARK * text.startswith(_MARK) + written
+    return _MARK + written if text.startswith(_MARK) else written

@@ -66,7 +66,8 @@ class Dimension:
     def __str__(self) -> str:
         if self.choices:
             return ", ".join(self.choices)
-        return f"{'log:' * self.is_log}{self.low}:{self.high}" + f":{self.step}" * bool(self.step)
+        numbers = (self.low, self.high) if self.step is None else (self.low, self.high, self.step)
+        return ("log:" if self.is_log else "") + ":".join(map(str, numbers))
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ class Tp:
         divided = [one for one in placed if one.style in (COLWISE, GATHERED, ROWWISE)]
         apart = [one for one in placed if one.style == DROPOUT]
         text = f"{counted(len(divided), 'layer')} divided over {self.size} ranks"
-        text += ", sequences too" * self.sequence
+        text += ", sequences too" if self.sequence else ""
         if apart:
             return f"{text}; {counted(len(apart), 'module')} draw other random numbers on each"
         return f"{text}; all draw the same random numbers"

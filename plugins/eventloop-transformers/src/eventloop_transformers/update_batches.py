@@ -74,7 +74,7 @@ class Updates:
         self._resumed, self._keeps_position = resumed, keeps_position
         accumulated = trainer.args.gradient_accumulation_steps
         whole, rest = divmod(steps_in_epoch, accumulated)
-        self._sizes = [accumulated] * whole + [rest] * (rest > 0)
+        self._sizes = [accumulated] * whole + ([rest] if rest else [])
         self._at_first = own_states(dataloader)
         self.epoch, self.is_under_way = 0, False
         self._start: Randoms | None = None
