@@ -306,6 +306,16 @@ def test_another_setting_is_refused_unless_allowed(run):
     assert "changed since the run began: settings.clip_norm: none -> 1.0" in trainer.notes
 
 
+@pytest.mark.parametrize("size", [1, None])
+def test_another_microbatch_size_counts(run, size):
+    """A rank that takes more samples needs smaller ones; a plugin's own is kept otherwise."""
+    run("2ba", microbatch_size=2)
+
+    trainer, _ = run("3ba", microbatch_size=size, allowed=Allowed(config_change=True))
+
+    assert trainer.state.microbatch_size == size
+
+
 def test_settings_that_change_no_weight_may_differ(run):
     """How often to save and to log is a matter of taste."""
     run("2ba")

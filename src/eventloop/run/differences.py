@@ -146,23 +146,27 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[
 
 
 class MadeWith:
-    """Keeps the hyperparameters of what is built while a checkpoint is loaded."""
+    """Keeps what a run is made with while a checkpoint is loaded: hyperparameters, the microbatch size."""
 
     def __init__(self, state: State) -> None:
+        self._microbatch_size = state.microbatch_size
         optimizers = state.optimizers.items()
         self._groups = {name: [dict(one) for one in each.param_groups] for name, each in optimizers}
         self._schedulers = [pair for pairs in state.schedulers.values() for pair in pairs]
         self._courses = [one.course for _, one in self._schedulers if isinstance(one, Schedule)]
 
     def restore(self, state: State, then: Mapping[str, Any]) -> None:
-        """Restores changed hyperparameters of optimizers, and all schedules of `schedules`.
+        """Restores a changed microbatch size and hyperparameters of optimizers, and all schedules.
 
         A learning rate keeps the factor that its schedule has reached.
 
         Args:
-            then: the optimizers in the manifest of the run as it began.
+            then: the manifest of the run as it began.
         """
-        for name, idx, key in _changed(then, state.manifest["optimizers"]):
+        one, other = (found["settings"]["microbatch_size"] for found in (then, state.manifest))
+        if one != other:
+            state.microbatch_size = self._microbatch_size
+        for name, idx, key in _changed(then["optimizers"], state.manifest["optimizers"]):
             group, made = state.optimizers[name].param_groups[idx], self._groups[name][idx]
             if key != "lr":
                 group[key] = made[key]

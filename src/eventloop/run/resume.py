@@ -168,7 +168,7 @@ class FromCheckpoint(Start):
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         self._put_own(capture, state, parts)
         if self._allowed.config_change:
-            made.restore(state, then["optimizers"])
+            made.restore(state, then)
         where = "in epoch" if loop.feeds.current.under_way else "between epochs"
         # Of a run that is over, until it is extended to another end.
         if found := self._then.get("tested"):
