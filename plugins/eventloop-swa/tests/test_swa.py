@@ -5,9 +5,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from eventloop import PluginError, SettingError, hookimpl, schedules
+from eventloop.data import collated
 from eventloop_ema import Ema
 from eventloop_swa import Swa
 from eventloop_testing import isolated_trainer, tiny_batches, tiny_task
@@ -276,6 +277,19 @@ def test_statistics_of_few_batches_differ(tmp_path):
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(tiny_batches(3))
+
+
+def test_statistics_are_estimated_from_batches_in_parts_too(tmp_path):
+    """A loader of `collated` gives each batch as Microbatches."""
+    inputs, targets = (torch.cat(one) for one in zip(*tiny_batches(3), strict=True))
+    collate_fn = collated(default_collate, microbatch_size=2)
+    loader = DataLoader(TensorDataset(inputs, targets), 4, collate_fn=collate_fn)
+    task = tiny_task(model=with_norm, train_dataloader=loader)
+
+    _, exported, sees = run(tmp_path, Swa(start="1ep"), task=task)
+
+    assert torch.isfinite(exported).all()
+    assert not torch.equal(exported, sees.trained[-1])
 
 
 def test_a_stream_can_be_averaged_over_but_not_seen_again(tmp_path):

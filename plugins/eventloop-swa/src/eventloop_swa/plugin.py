@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from eventloop import SettingError, State, TaskError, Time, hookimpl
-from eventloop.toolbox import as_option, counted
+from eventloop.toolbox import Microbatches, as_option, counted
 from eventloop_swa.statistics import batch_norms, estimating
 from eventloop_swa.swap import in_place
 
@@ -202,8 +202,8 @@ class Swa:
         with in_place(state.model, averaged.module), estimating(state.model):
             with torch.no_grad(), state.training_pass() as batches:
                 for batch in _together(itertools.islice(batches, self.bn_batches), state):
-                    state.batch = batch
-                    state.call("forward")
+                    for state.batch in batch if isinstance(batch, Microbatches) else [batch]:
+                        state.call("forward")
                     state.batch = None
             for name, norm in norms.items():
                 _take_statistics(averaged.module.get_submodule(name), norm, state)
