@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, TaskError, hookimpl
 from eventloop.data import collated
+from eventloop_fsdp import Fsdp
 from eventloop_gradcache import GradCache, all_gather
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError
@@ -168,6 +169,25 @@ def test_ranks_with_other_numbers_of_samples_are_told(tmp_path):
 
     with pytest.raises(RankError, match=r"shapes \(2, 3\), \(3, 3\); let the data loader drop"):
         run_ranks(of_rank)
+
+
+def test_ranks_of_a_sharded_model_with_other_numbers_of_microbatches_are_told(tmp_path):
+    """Each pass gathers its weights: a rank with more would wait for the others."""
+
+    def of_rank():
+        task = Task(
+            model=lambda: nn.Linear(5, 4),
+            loss=lambda outputs, targets: (outputs @ outputs.T).mean(),
+            loss_splits=False,
+            train_dataloader=[(QUERIES[:num], ANSWERS[:num]) for num in (8, 4)],
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+        plugins = [GradCache(microbatch_size=2), Fsdp()]
+        with isolated_trainer(tmp_path / os.environ["RANK"], task, algorithms=plugins) as trainer:
+            trainer.fit()
+
+    with pytest.raises(RankError, match="the ranks have 4, 2 microbatches, but every pass"):
+        run_ranks(of_rank, timeout_s=60)
 
 
 def test_what_splits_already_is_refused(tmp_path):

@@ -17,6 +17,7 @@ from eventloop.toolbox import (
     evaluation_mode,
     map_tensors,
     num_samples,
+    sharded,
     split,
 )
 
@@ -71,6 +72,7 @@ class GradCache:
                 fix="leave `collated` out: gradcache splits the batch",
             )
         parts = split(state.batch, self.microbatch_size)
+        _require_same_number(state, len(parts))
         if not self._has_checked:  # once: it waits for the device
             self._check(state, parts)
         outputs = self._outputs_of(state, parts)
@@ -154,6 +156,19 @@ class GradCache:
                 buffer.copy_(value)
         state.batch = batch
         return outputs
+
+
+def _require_same_number(state: State, number: int) -> None:
+    """Refuses a sharded model whose ranks have other numbers of microbatches: they would wait for good."""
+    if state.even_batches or not any(sharded(one) is not None for one in state.model.parameters()):
+        return
+    numbers = state.all_gather(number)
+    if len({*numbers}) > 1:
+        raise PluginError(
+            f"the ranks have {', '.join(map(str, numbers))} microbatches, but every pass over a "
+            "sharded model takes all ranks",
+            fix="give all ranks batches of one size",
+        )
 
 
 class _Draws:
