@@ -20,8 +20,8 @@ from eventloop.hook_markers import hookimpl
 from eventloop.plugin.plans import Plans
 from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State
-from eventloop.training.bookkeeping import log_train_metrics
 from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
+from eventloop.training.metrics import log_train_metrics
 from eventloop.training.plugin_updates import (
     Accumulate,
     Passes,

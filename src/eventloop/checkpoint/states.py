@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
@@ -21,7 +21,7 @@ from eventloop.plugin.mistakes import keeps_state
 from eventloop.plugin.records import Plugin
 from eventloop.rng import global_rng_states, set_global_rng_states, set_rng_state
 from eventloop.state import ALIKE
-from eventloop.training.metrics import is_metric
+from eventloop.training.metrics import parts_of
 from eventloop.training.sharded_tensors import shape_and_offsets, sharded
 from eventloop.training.tensor_slices import TensorSlice
 
@@ -93,13 +93,13 @@ def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Returns the states of this rank's metrics, by the names of the metrics and their parts."""
     return {
         name: {"num_updates": one._update_count, "values": dict(one.metric_state)}
-        for name, one in _parts(metrics)
+        for name, one in parts_of(metrics)
     }
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
     """Restores what `counts_of` returned; raises ValueError or LookupError if it doesn't fit."""
-    for name, one in _parts(metrics):
+    for name, one in parts_of(metrics):
         if name not in counts:
             continue
         values = counts[name]["values"]
@@ -135,15 +135,6 @@ def _fits(value: Tensor, fresh: Tensor) -> bool:
     except RuntimeError:
         return False
     return shape == value.shape and value.is_complex() == fresh.is_complex()
-
-
-def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
-    """Yields the metrics and the metrics that they contain, with their names."""
-    for name, metric in metrics.items():
-        contained = metric.named_modules() if isinstance(metric, nn.Module) else [("", metric)]
-        for path, one in contained:
-            if is_metric(one):
-                yield f"{name}.{path}".rstrip("."), one
 
 
 class Generators:

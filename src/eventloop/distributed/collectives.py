@@ -167,7 +167,8 @@ def take_from_first(
     """
     tensors = model.buffers() if buffers_alone else model.state_dict().values()
     for tensor in tensors:
-        dist.broadcast(local(tensor), group=group, group_src=0)
+        if isinstance(tensor, Tensor):  # what a module's get_extra_state returns needn't be
+            dist.broadcast(local(tensor), group=group, group_src=0)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -213,8 +214,8 @@ class _HostSyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Normalises over all ranks in training, with the running statistics in evaluation."""
-        if not self.training and self.running_mean is not None:
+        """Normalises over all ranks in training; in evaluation as `_BatchNorm`."""
+        if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
         dims = [0, *range(2, input.dim())]

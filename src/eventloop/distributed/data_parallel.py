@@ -166,6 +166,12 @@ class DataParallel(Processes):
             own = sum(weights)
             self.exchange.weigh(float(own))
             return Parts(weights, lambda: own) if len(weights) > 1 else WHOLE
+        if state.settings.sync_batch_norm and not self.are_same(len(microbatches)):
+            raise TaskError(
+                "the ranks have other numbers of microbatches, but sync_batch_norm exchanges statistics "
+                "in each",
+                fix="unset microbatch_size, or give all ranks batches of one size",
+            )
         total = on_device(sum(weights), state.device)
         work = dist.all_reduce(total, group=self.aside, async_op=True)
         return Parts(weights, lambda: wait_for(work) and (total / self.world_size).float())

@@ -25,6 +25,7 @@ from eventloop.distributed.collectives import (
 from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
 from eventloop.errors import TaskError
 from eventloop.hook_markers import hookimpl
+from eventloop.training.metrics import parts_of
 
 if TYPE_CHECKING:
     from eventloop.distributed.data_parallel import DataParallel
@@ -60,6 +61,7 @@ class RankHooks:
         shapes = [
             f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
             for name, one in state.model.state_dict().items()
+            if isinstance(one, Tensor)
         ]
         named = {str(idx): one for idx, one in enumerate(shapes)}
         require_same(self._processes, "models", named, by_part=True)
@@ -88,7 +90,7 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def build_metrics(self, state: State, dataset: str) -> Any:
         metrics = yield
-        for metric in metrics.values():
+        for _, metric in parts_of(metrics):
             if self._processes.data_group is not None:
                 metric.process_group = self._processes.data_group
             if dataset in self._seen_whole:  # every rank counts every sample

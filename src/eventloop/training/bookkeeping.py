@@ -12,7 +12,14 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.evaluation import is_due
-from eventloop.training.metrics import EVAL, MeanOf, compute, loss_in, metric_name, scalars_of
+from eventloop.training.metrics import (
+    EVAL,
+    MeanOf,
+    log_train_metrics,
+    loss_in,
+    metric_name,
+    scalars_of,
+)
 from eventloop.training.running_means import AT_ONCE, EpochLoss
 
 if TYPE_CHECKING:
@@ -193,18 +200,6 @@ class Bookkeeping:
             state.train_metrics.pop(LOSS, None)
         else:
             state.train_metrics[LOSS] = mean
-
-
-def log_train_metrics(state: State) -> None:
-    """Logs the metrics of training since they were last logged, and empties them."""
-    counted = {name: one for name, one in state.metrics["train"].items() if one.update_called}
-    results = compute(counted)
-    state.train_metrics |= results
-    for name, value in results.items():
-        if value.numel() == 1:
-            state.log(f"train/{name}", value)
-    for metric in counted.values():
-        metric.reset()
 
 
 def resolved(name: str, interval: Time, state: State) -> Time:

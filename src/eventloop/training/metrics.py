@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -29,6 +30,15 @@ _OF_TRAINING = ("train", "lr")
 def is_metric(value: Any) -> bool:
     """Whether a value is a `torchmetrics.Metric`, or has what one has; doesn't import torchmetrics."""
     return not isinstance(value, type) and hasattr(value, "metric_state")
+
+
+def parts_of(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
+    """Yields the metrics and the metrics that they contain, with their names."""
+    for name, metric in metrics.items():
+        contained = metric.named_modules() if isinstance(metric, nn.Module) else [("", metric)]
+        for path, one in contained:
+            if is_metric(one):
+                yield f"{name}.{path}".rstrip("."), one
 
 
 def predictions(outputs: Any) -> Any:
@@ -61,6 +71,24 @@ def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise TaskError(f"metric {name!r} gave a {type(value).__name__}, not a tensor")
     return results
+
+
+def log_train_metrics(state: State) -> None:
+    """Logs the metrics of training since they were last logged, and empties them."""
+    metrics = state.metrics["train"]
+    names = [name for name, one in metrics.items() if one.update_called]
+    if not state.even_batches:  # a rank that had no batch takes part in what the others compute
+        names = [*dict.fromkeys(chain(*state.all_gather(names)))]
+    counted = {name: metrics[name] for name in names}
+    for _, one in parts_of(counted):
+        one._update_count = max(1, one._update_count)  # private, or torchmetrics warns (1.9)
+    results = compute(counted)
+    state.train_metrics |= results
+    for name, value in results.items():
+        if value.numel() == 1:
+            state.log(f"train/{name}", value)
+    for metric in counted.values():
+        metric.reset()
 
 
 def metric_name(eval_set: str, metric: str) -> str:
@@ -161,12 +189,13 @@ class MeanOf:
 
         Collective where the ranks see different samples, at the first call after an update.
         """
-        if not self.update_called:
-            return {}
         if self._computed is None:
-            sums = torch.stack([self.total, self.weight])
+            counted = torch.full_like(self.total, self._update_count)
+            sums = torch.stack([self.total, self.weight, counted])
             if self.dist_sync_fn is not None:
                 sums = torch.stack(self.dist_sync_fn(sums, self.process_group)).sum(0)
+            if not self.update_called and not sums[2]:  # another rank may have had batches
+                return {}
             self._computed = sums[0] / sums[1]
         return self._computed
 
