@@ -228,11 +228,7 @@ def refused_by_pluggy(
 def _choose_owners(
     by_hook: Mapping[str, list[Implementation]], rules: Rules, hooks: HookTable
 ) -> tuple[dict[str, tuple[Implementation, ...]], list[PluginError]]:
-    """Removes the owners of actions for which the configuration chose another.
-
-    Returns:
-        The removed owners by action, and the problems with the choice.
-    """
+    """Removes owners for which another was chosen; returns them by action, and problems with that."""
     taken_out: dict[str, tuple[Implementation, ...]] = {}
     problems = []
     for action, value in rules.owners.items():

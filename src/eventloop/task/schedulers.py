@@ -101,11 +101,7 @@ _ANSWERS: dict[str, Callable[[State, str], Any]] = {
 
 
 def _wanted(make: Callable[..., Any]) -> list[str]:
-    """Returns what a function needs besides the optimizer: its other parameters without default.
-
-    Raises:
-        TypeError: a parameter is unknown, or the function takes no optimizer.
-    """
+    """Returns what a function needs besides the optimizer; raises TypeError if that is unknown."""
     try:
         first, *others = inspect.signature(make).parameters.values()
     except ValueError:

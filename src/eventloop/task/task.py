@@ -377,11 +377,7 @@ _SOURCES: dict[str, Callable[[State, Any], Any]] = {
 def _by_name(
     function: Callable[..., Any], what: str, allowed: Sequence[str]
 ) -> Callable[[State, Any], Any]:
-    """Returns a function that calls `function` with the values that its parameters name.
-
-    Raises:
-        TypeError: a parameter without default is unknown.
-    """
+    """Returns what calls it with the values that it names; raises TypeError if one is unknown."""
     sources = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name in allowed:
@@ -399,11 +395,7 @@ def _by_name(
 
 
 def _called(given: Any, state: State) -> Any:
-    """Calls a factory, with the State if it takes it; a data loader or mapping is not a factory.
-
-    Raises:
-        TaskError: it creates a shuffling data loader for an empty data set.
-    """
+    """Calls a factory, with the State if it takes it; a data loader or mapping is not a factory."""
     if not callable(given) or isinstance(given, Iterable):
         return given
     try:

@@ -122,11 +122,7 @@ class LossWatch:
         self._bad: tuple[Counts, float] | None = None
 
     def _look_at_all(self, state: State) -> None:
-        """Looks at what there is; where the loss of one rank is bad, all ranks raise.
-
-        Raises:
-            NonFiniteError: the first batch of any rank, and that rank.
-        """
+        """Looks at what there is; raises NonFiniteError on all ranks where one rank's loss is bad."""
         self._start_copy()
         while self._copies:
             self._look(state)

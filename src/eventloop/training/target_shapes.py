@@ -119,11 +119,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _require_aligned(what: str, one: Tensor, other: Tensor, result: Tensor) -> None:
-    """Checks that the samples of two tensors were compared one by one, if at all.
-
-    Raises:
-        TaskError: one of (16, 1) and one of (16,) became (16, 16).
-    """
+    """Raises TaskError if samples weren't compared one by one: (16, 1) and (16,) became (16, 16)."""
     shapes = [tuple(one.shape), tuple(other.shape)]
     few, many = sorted(shapes, key=len)
     # Of as many dimensions, it was written so: (16, 1) against (1, 16).
