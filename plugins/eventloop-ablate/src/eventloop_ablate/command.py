@@ -12,14 +12,13 @@ from eventloop.commands import (
     FAILURE,
     Arguments,
     job_help,
-    output_path,
     prepare,
     stdout_to_stderr,
     write_json,
     write_lines,
     write_text,
 )
-from eventloop_ablate.picture import draw, require_matplotlib
+from eventloop_ablate.picture import draw
 from eventloop_ablate.request import COMMAND, Ablation, read_ablation, read_command_line
 from eventloop_ablate.runs import AblationOutcome, Run, fit_line, runs_of
 from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
@@ -30,6 +29,7 @@ from eventloop_runs import (
     RunsFolder,
     check_rows,
     choose_metric,
+    plot_path,
     try_run,
 )
 
@@ -42,9 +42,7 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
-    plot = output_path(arguments, "plot", ".png")
-    if plot is not None:
-        require_matplotlib()
+    plot = plot_path(arguments, "eventloop-ablate")
     as_json = "json" in arguments.given
     with stdout_to_stderr() if as_json else nullcontext():
         ablation = read_ablation(arguments, prepare(arguments, COMMAND), variants)

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from eventloop.commands import UsageError
 from eventloop_ablate.table import Row
 from eventloop_runs import Metric
-
-
-def require_matplotlib() -> None:
-    """Checks that a picture can be drawn, before anything is trained.
-
-    Raises:
-        UsageError: it can't.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--plot needs matplotlib, which isn't installed",
-            fix='`pip install "eventloop-ablate[plot]"`, or leave --plot out',
-        )
 
 
 def draw(rows: Sequence[Row], metric: Metric, path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from eventloop.commands import Job, UsageError, flag, fold
+from eventloop_runs import read_texts
 
 NONE, ALL = "none", "all"
 _NAME = re.compile(r"\w[\w .=-]*")  # of a folder, too
@@ -54,7 +53,10 @@ def read_variants(path: Path) -> tuple[Variant, ...]:
     Raises:
         UsageError: the file can't be read, or doesn't say what a row is.
     """
-    rows = [_variant(path, name, content) for name, content in _content(path).items()]
+    rows = [
+        _variant(path, name, content)
+        for name, content in read_texts(path, "--variants", _FIX).items()
+    ]
     none = next((one for one in rows if one.name == NONE), Variant(NONE, ()))
     if none.algorithms:
         raise UsageError(
@@ -120,15 +122,3 @@ def _variant(path: Path, name: str, content: Any) -> Variant:
                 fix="put it in quotes, as on the command line: `'[0.9, 0.95]'`",
             )
     return Variant(name, tuple(algorithms), tuple(content.items()))
-
-
-def _content(path: Path) -> Mapping[str, Any]:
-    try:
-        # All scalars are texts, as on a command line.
-        content = yaml.BaseLoader(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        what = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UsageError(f"--variants {path} can't be read: {what}", fix=_FIX) from error
-    if not isinstance(content, dict):
-        raise UsageError(f"--variants {path} is not a mapping", fix=_FIX)
-    return content

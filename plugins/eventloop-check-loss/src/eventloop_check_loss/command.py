@@ -32,7 +32,7 @@ from eventloop_check_loss.check import Measured, Report, check
 from eventloop_check_loss.laws import LAWS, Variant
 from eventloop_check_loss.measurement import Measurement
 from eventloop_check_loss.report import content_of, write_report
-from eventloop_runs import RunProcesses, RunsFolder, fit_argv, share_cores
+from eventloop_runs import RunProcesses, RunsFolder, fit_argv, refuse_own, share_cores
 
 if TYPE_CHECKING:
     from eventloop.commands import Job
@@ -88,9 +88,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(arguments: Arguments) -> int:
-    for name in _OWN:
-        if name in arguments.flags:
-            raise UsageError(f"{flag(name)} has no effect here", fix=f"leave {flag(name)} out")
+    refuse_own(arguments, _OWN)
     if "no_plugins" not in arguments.given:
         arguments = read_arguments([*arguments.argv, "--no-plugins"], COMMAND)
     as_json = "json" in arguments.given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,6 @@ from eventloop.commands import (
     Command,
     CommandOption,
     UsageError,
-    flag,
-    output_path,
     prepare,
     run_command,
     write_json,
@@ -27,7 +24,7 @@ from eventloop.commands import (
 )
 from eventloop_lr_finder.curve import Curve, Proposal
 from eventloop_lr_finder.picture import draw
-from eventloop_runs import RunProcesses, RunsFolder, fit_argv
+from eventloop_runs import RunProcesses, RunsFolder, fit_argv, plot_path, refuse_own
 
 COMMAND = Command(
     "lr-finder",
@@ -63,12 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(arguments: Arguments) -> int:
-    plot = output_path(arguments, "plot", ".png")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--plot needs matplotlib, which isn't installed",
-            fix='`pip install "eventloop-lr-finder[plot]"`, or leave --plot out',
-        )
+    plot = plot_path(arguments, "eventloop-lr-finder")
     curve = _trained(arguments, _curve(arguments))
     proposal = curve.proposal()
     if "json" in arguments.given:
@@ -88,9 +80,7 @@ def _curve(arguments: Arguments) -> Curve:
     Raises:
         UsageError: they aren't positive numbers, the first less than the last.
     """
-    for name in _OWN:
-        if name in arguments.flags:
-            raise UsageError(f"{flag(name)} has no effect here", fix=f"leave {flag(name)} out")
+    refuse_own(arguments, _OWN)
     rates = []
     for name, default in (("low", "1e-6"), ("high", "10")):
         text = arguments.given.get(name, default)

@@ -1,6 +1,7 @@
 """What commands that make many runs share: their base, their folder, their processes."""
 
 from eventloop_runs.base_run import default_folder, describe, fit_argv, share_cores
+from eventloop_runs.command_line import plot_path, read_texts, refuse_own
 from eventloop_runs.metric_choice import Metric, choose_metric
 from eventloop_runs.pinned_code import ALLOW_CODE_CHANGE, PinnedCode
 from eventloop_runs.run_processes import RunProcesses, check_rows, try_run
@@ -21,6 +22,9 @@ __all__ = [
     "default_folder",
     "describe",
     "fit_argv",
+    "plot_path",
+    "read_texts",
+    "refuse_own",
     "share_cores",
     "try_run",
 ]

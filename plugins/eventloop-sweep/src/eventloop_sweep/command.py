@@ -16,7 +16,6 @@ from eventloop.commands import (
     Arguments,
     UsageError,
     job_help,
-    output_path,
     stdout_to_stderr,
     write_json,
     write_lines,
@@ -30,6 +29,7 @@ from eventloop_runs import (
     RunsFolder,
     check_rows,
     choose_metric,
+    plot_path,
     try_run,
 )
 from eventloop_sweep.report import (
@@ -37,7 +37,6 @@ from eventloop_sweep.report import (
     content_of,
     draw,
     header,
-    require_plots,
     summary,
     write_best,
 )
@@ -60,9 +59,7 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
-    plot = output_path(arguments, "plot", ".png")
-    if plot is not None:
-        require_plots()
+    plot = plot_path(arguments, "eventloop-sweep", ("matplotlib", "sklearn"))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     as_json = "json" in arguments.given
     with stdout_to_stderr() if as_json else nullcontext():

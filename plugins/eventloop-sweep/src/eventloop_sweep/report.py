@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import shlex
 from collections import Counter
@@ -16,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from optuna.trial import FrozenTrial, TrialState
 
 from eventloop import Url
-from eventloop.commands import UsageError, counted, fold, one_line
+from eventloop.commands import counted, fold, one_line
 from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import Sweep
 
@@ -113,20 +112,6 @@ def content_of(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> d
             for one in study.get_trials(deepcopy=False)
         ],
     }
-
-
-def require_plots() -> None:
-    """Checks that plots can be drawn, before anything is trained.
-
-    Raises:
-        UsageError: they can't.
-    """
-    for name in ("matplotlib", "sklearn"):
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(
-                f"--plot needs {name}, which isn't installed",
-                fix='`pip install "eventloop-sweep[plot]"`, or leave --plot out',
-            )
 
 
 def draw(study: optuna.Study, path: Path) -> bool:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml  # type: ignore[import-untyped]
-
 from eventloop.commands import (
     FIT_OPTIONS,
     Arguments,
@@ -27,6 +25,8 @@ from eventloop_runs import (
     default_folder,
     describe,
     fit_argv,
+    read_texts,
+    refuse_own,
     share_cores,
 )
 from eventloop_sweep.space import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 32
 _OWN = ("run_dir", "resume")
+_FIX = "name a YAML file with a line `task.lr: log:1e-4:1e-1` for each range"
 _PRUNING = "eventloop_sweep.pruning"
 COMMAND = Command(
     "sweep",
@@ -184,11 +185,7 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
     Raises:
         UsageError: there is nothing to search, or a range can't be.
     """
-    for name in _OWN:
-        if name in arguments.flags:
-            raise UsageError(
-                f"{flag(name)} belongs to each trial of a sweep", fix=f"leave {flag(name)} out"
-            )
+    refuse_own(arguments, _OWN, "belongs to each trial of a sweep")
     found, choices = _with_file(arguments, choices)
     single = {key: text for key, text in arguments.flags.items() if key not in found}
     job, dimensions, fixed = _understood(replace(arguments, flags=single), found, choices)
@@ -260,7 +257,7 @@ def _with_file(
     all_choices = list(choices)
     found: dict[str, Written] = {}
     path = arguments.path("space")
-    for key, value in _content(path).items() if path is not None else ():
+    for key, value in read_texts(path, "--space", _FIX).items() if path is not None else ():
         texts = [str(one) for one in value] if isinstance(value, list) else [str(value)]
         if key == "-p":
             all_choices += [alternatives(one.split(",")) for one in texts]
@@ -279,19 +276,3 @@ def _with_file(
         else:
             found.pop(key, None)  # the command line is stronger
     return found, all_choices
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        # All scalars are texts: YAML 1.1 would read 16:32 as a time of day.
-        content = yaml.BaseLoader(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        what = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UsageError(
-            f"--space {path} can't be read: {what}", fix="name a YAML file with a range a line"
-        ) from error
-    if not isinstance(content, dict):
-        raise UsageError(
-            f"--space {path} is not a mapping", fix="write a line `task.lr: log:1e-4:1e-1` for each"
-        )
-    return content
