@@ -91,7 +91,7 @@ class Clock:
 
     `epoch` counts finished epochs; `batch`, `sample`, `token` and `seconds` count what is done;
     each also within the epoch (`batch_in_epoch`, ...). The loop alone moves it, once a batch and
-    once an epoch, on every rank alike but for `seconds`.
+    once an epoch, on every rank alike; `seconds` are rank 0's.
     """
 
     __slots__ = ("_epoch_start", "_now", "_previous")

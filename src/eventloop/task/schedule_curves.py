@@ -271,8 +271,7 @@ class Schedule:
 class Ramp:
     """Rises linearly from 0 to 1 between two times; created with `between`.
 
-    It depends only on the clock, so a resumed run continues exactly, and ranks agree (except in
-    seconds, which each rank counts itself).
+    It depends only on the clock, so a resumed run continues exactly, and all ranks agree.
 
     Args:
         unit: of the times.
