@@ -3,13 +3,14 @@
 from eventloop_language_models.models import language_model, tokenizer_at
 from eventloop_language_models.passes import model_inputs, token_log_probs
 from eventloop_language_models.references import AdaptersOff, Chosen, Companion, Reference
-from eventloop_language_models.samples import Samples
+from eventloop_language_models.samples import ModelTask, Samples
 from eventloop_language_models.stored import Stored
 
 __all__ = [
     "AdaptersOff",
     "Chosen",
     "Companion",
+    "ModelTask",
     "Reference",
     "Samples",
     "Stored",
