@@ -179,7 +179,7 @@ def _out_of_range(name: str, value: Any) -> str:
     if name == "max_duration" and value.unit == "dur":
         return f"{value} is a fraction of the run, but its length is needed; write 10ep"
     if name == "gc_interval" and value.unit == "sec":
-        return f"{value} passes at another batch on each rank; write it in batches: 100ba"
+        return f"{value} passes at another batch in each run; write it in batches: 100ba"
     if name == "seed" and not 0 <= value < 2**32:
         return f"{value} is outside 0 to {2**32 - 1}"
     if name == "checkpoint_keep" and value < 1:
