@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop import Task
+from eventloop import Task, hookimpl, schedules
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError
 
@@ -104,6 +105,52 @@ def test_a_step_keeps_its_samples_with_the_ranks_that_are_there(tmp_path, ranks,
 
     for name, one in actual.items():
         torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("until", ["5ba", "1ep"])
+@pytest.mark.parametrize("schedule", ["cosine", "steps"])
+@pytest.mark.filterwarnings("ignore:batch_size [0-9]")
+def test_fewer_ranks_keep_the_rates_and_the_evaluations(tmp_path, schedule, until):
+    """A step keeps its samples, so an epoch keeps its steps, by which schedules and fractions count."""
+
+    def falling(optimizer, total_steps):
+        return LambdaLR(optimizer, lambda step: 1 - step / total_steps)
+
+    class Watch:
+        role = "callback"
+
+        def __init__(self):
+            self.seen = []
+
+        @hookimpl
+        def batch_start(self, state):
+            (optimizer,) = state.optimizers.values()
+            self.seen.append((state.num_batches, optimizer.param_groups[0]["lr"]))
+
+        @hookimpl
+        def eval_after_all(self, state):
+            self.seen.append("evaluated")
+
+    def watched(folder, until=None):
+        task = Task(
+            model=narrow,
+            loss=cross_entropy,
+            train_dataloader=lambda: DataLoader(Drawing(), 2, shuffle=True),
+            eval_dataloaders=lambda: DataLoader(Drawing(), 8),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            scheduler=schedules.cosine(warmup="0.5ep") if schedule == "cosine" else falling,
+        )
+        settings = {"max_duration": "3ep", "checkpoint_interval": "1ba", "eval_interval": "0.5ep"}
+        with isolated_trainer(folder, task, callbacks=[watch := Watch()], **settings) as trainer:
+            trainer.fit(until=until)
+        return watch.seen
+
+    expected = run_ranks(watched, tmp_path / "whole")[0]
+
+    run_ranks(watched, tmp_path / "stopped", until)
+    seen = watched(tmp_path / "stopped")
+
+    assert seen == expected[-len(seen) :]
 
 
 def test_the_samples_of_a_step_that_fewer_ranks_share_are_said(tmp_path):

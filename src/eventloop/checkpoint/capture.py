@@ -270,6 +270,7 @@ def checkpoint_facts(state: State) -> dict[str, Any]:
         "world_size": state.world_size,
         "mesh": astuple(state.layout),
         "duration": None if state.duration is None else str(state.duration),
+        "epoch_length": state.epoch_length,
         "stop_reason": state.stop_reason and str(state.stop_reason),
         "status": state.stop_reason and status_of(state.stop_reason),
         # What test sets gave is in the manifest, with whose weights they had.

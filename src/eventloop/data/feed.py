@@ -298,7 +298,7 @@ class Feeds:
         args = (dataloader, self._processes, settings.uneven, sample_seed)
         self._feed = Feed(*args, counts_samples=counts)
         state.num_batches = self._feed.num_batches
-        if not self.was_rebuilt:
+        if not self.was_rebuilt and state.epoch_length is None:  # else a resumed run has it
             state.epoch_length = state.num_batches
 
     def of_epoch(self, state: State) -> Feed:

@@ -52,12 +52,14 @@ class Start:
 
     Attributes:
         duration: the length of the run when it began, the base of fractions; None if unknown.
+        epoch_length: likewise, how many batches an epoch had.
         resumed: the path of the checkpoint that the run resumes from; None for a new run.
         changes: the differences from the run as it began, complete after `load`.
         stop_reason: why the run stopped, if nothing was left to do.
     """
 
     duration: Time | None = None
+    epoch_length: int | None = None
     resumed: str | None = None
     changes: Sequence[str] = ()
     stop_reason: str | None = None
@@ -99,7 +101,8 @@ class FromCheckpoint(Start):
         self._parts: Mapping[str, Any] | None = checkpoint.parts
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._missing: list[Mapping[str, Any]] = []
-        # That of then: an extension bends no schedule.
+        # Those of then: neither an extension nor another number of ranks bends a schedule.
+        self.epoch_length = self._facts.get("epoch_length")
         duration = self._facts["duration"]
         self.duration = None if duration is None else Time(duration)
         self.resumed = str(self._place)
@@ -167,6 +170,7 @@ class FromCheckpoint(Start):
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         self._put_own(capture, state, parts)
+        state.num_batches = loop.feeds.current.num_batches  # a step keeps its size on other ranks
         if self._allowed.config_change:
             made.restore(state, then)
         where = "in epoch" if loop.feeds.current.under_way else "between epochs"

@@ -101,6 +101,7 @@ class Run:
             duration=start.duration or settings.max_duration,
             observers=(*observers_of(settings), *request.observers),
         )
+        self.state.epoch_length = start.epoch_length
         self._compiled: tuple[Compiled, ...] = ()
         targets = (
             Defaults(active, processes.wrap, processes.mean),

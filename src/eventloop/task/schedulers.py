@@ -61,13 +61,13 @@ def max_duration(state: State) -> Time:
 
 def steps_per_epoch(state: State) -> int:
     """Returns the batches of an epoch; raises TaskError if the data loader has no length."""
-    if state.num_batches is None:
+    if state.epoch_length is None:
         raise TaskError(
             "the task's scheduler needs the number of batches in an epoch, but the train data "
             "loader has no length",
             fix='count the run and its schedule in batches: max_duration="5000ba"',
         )
-    return state.num_batches
+    return state.epoch_length
 
 
 def total_steps(state: State, interval: str) -> int:
@@ -154,11 +154,11 @@ def in_unit(time: Time, unit: str, state: State) -> float | None:
         return None if run is None else time.value * run
     if time.unit == unit:
         return time.value
-    if state.num_batches is not None:
+    if state.epoch_length is not None:
         if (time.unit, unit) == ("ep", "ba"):
-            return time.value * state.num_batches
+            return time.value * state.epoch_length
         if (time.unit, unit) == ("ba", "ep"):
-            return time.value / state.num_batches
+            return time.value / state.epoch_length
     return None
 
 
