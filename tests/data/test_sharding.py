@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     WeightedRandomSampler,
 )
 
 from eventloop import TaskError
 from eventloop.data.sharding import RankPart, sharded_for_evaluation, sharded_for_training
+from eventloop.data.zip_cycle import tell_epoch
 
 
 def orders(seed, num_epochs=3, num_ranks=2):
@@ -92,3 +95,42 @@ def test_a_sampler_without_a_length_is_told(shard):
 
     with pytest.raises(TaskError, match=r"without a length[\s\S]*__len__"):
         shard(loader, state)
+
+
+class ByEpoch(Sampler):
+    """Has another order in each epoch, of which it is told."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(torch.arange(8).roll(self.epoch).tolist())
+
+
+def state_of(rank, world_size=2):
+    settings = SimpleNamespace(uneven="pad", seed=0)
+    return SimpleNamespace(data_world_size=world_size, data_rank=rank, settings=settings)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_a_sampler_within_others_is_told_the_epoch(num_ranks, by_batches):
+    """It would have the same order in each."""
+    samples, sampler = torch.arange(8), ByEpoch()
+    given = {"batch_size": 2, "sampler": sampler}
+    if by_batches:
+        given = {"batch_sampler": BatchSampler(sampler, 2, False)}
+    loader = DataLoader(samples, **given)
+    loaders = [sharded_for_training(loader, state_of(rank)) for rank in range(num_ranks)]
+    loaders = loaders if num_ranks > 1 else [loader]
+
+    for epoch in range(3):
+        for one in loaders:
+            tell_epoch(one, epoch)
+        firsts = [next(iter(one))[0].item() for one in loaders]
+
+        second = 2 if by_batches else 1
+        assert firsts == [-epoch % 8, (second - epoch) % 8][:num_ranks]

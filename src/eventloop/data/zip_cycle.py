@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from eventloop.data.batches import describe, num_samples
 from eventloop.data.microbatch_splitting import split, split_side_by_side
 from eventloop.data.microbatches import Microbatches
+from eventloop.data.sampler_state import samplers_of
 from eventloop.errors import TaskError, a, counted
 
 USED_UP = (
@@ -239,15 +240,19 @@ def innermost(dataloader: Any) -> Iterator[Any]:
 
 
 def tell_epoch(dataloader: Any, epoch: int) -> None:
-    """Calls `set_epoch` of samplers and data sets that have it; what is cycled counts its own passes."""
+    """Calls `set_epoch` of samplers, those within others too, and data sets; a cycled loader counts itself."""
     if isinstance(dataloader, Zipped):
         for part in dataloader.parts.values():
             tell_epoch(part, epoch)
     if isinstance(dataloader, FirstBatches):
         tell_epoch(dataloader.dataloader, epoch)
-    for name in ("sampler", "batch_sampler", "dataset"):
-        set_epoch = getattr(getattr(dataloader, name, None), "set_epoch", None)
-        if set_epoch is not None:
+    dataset, *samplers = (
+        getattr(dataloader, name, None) for name in ("dataset", "batch_sampler", "sampler")
+    )
+    told = {id(one): one for sampler in samplers for one in samplers_of(sampler)}
+    # Inner ones first: one around them may have set another epoch for them.
+    for one in (*reversed(told.values()), dataset):
+        if (set_epoch := getattr(one, "set_epoch", None)) is not None:
             set_epoch(epoch)
 
 
