@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -16,7 +17,12 @@ from torch.utils.data import (
 )
 
 from eventloop import TaskError
-from eventloop.data.sharding import RankPart, sharded_for_evaluation, sharded_for_training
+from eventloop.data.sharding import (
+    RankPart,
+    sharded_for_evaluation,
+    sharded_for_training,
+    shared_order,
+)
 from eventloop.data.zip_cycle import tell_epoch
 
 
@@ -134,3 +140,17 @@ def test_a_sampler_within_others_is_told_the_epoch(num_ranks, by_batches):
 
         second = 2 if by_batches else 1
         assert firsts == [-epoch % 8, (second - epoch) % 8][:num_ranks]
+
+
+@pytest.mark.parametrize("shard", [sharded_for_training, sharded_for_evaluation])
+def test_batches_of_a_sampler_that_knows_its_rank_are_split_once(shard):
+    """Each rank would see a part of its part, and half of the data would be seen by none."""
+    samples, seen = torch.arange(16), []
+
+    for rank in range(2):
+        sampler = DistributedSampler(samples, 2, rank, shuffle=False)
+        loader = DataLoader(samples, batch_sampler=BatchSampler(sampler, 2, False))
+        seen += torch.cat([*shard(loader, state_of(rank))]).tolist()
+
+    assert sorted(seen) == list(range(16))
+    assert shared_order(loader) == {"kind": "its own batches", "ranks": 2}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from eventloop.data.sample_seeds import mark_repeats, may_repeat, seed_of_part
+from eventloop.data.sampler_state import samplers_of
 from eventloop.data.zip_cycle import Cycled, NoData, Zipped, innermost, is_map_style, known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
@@ -229,8 +230,7 @@ def shared_order(dataloader: Any) -> dict[str, Any]:
     """Returns what the order of a map-style data loader depends on: its kind, number of ranks, seed ..."""
     sampler = dataloader.sampler
     if not _has_plain_batches(dataloader) or dataloader.batch_sampler is None:
-        source = sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
-        return {"kind": "its own batches", "ranks": getattr(source, "num_replicas", 1)}
+        return {"kind": "its own batches", "ranks": _num_replicas(dataloader) or 1}
     if type(sampler) is DistributedSampler:
         return {
             "kind": "distributed",
@@ -243,7 +243,7 @@ def shared_order(dataloader: Any) -> dict[str, Any]:
         ranks, seed, even = sampler.num_replicas, sampler.seed, sampler.even
         return {"kind": "seeded", "ranks": ranks, "seed": seed, "even": even}
     kind = "its own ranks" if _knows_ranks(dataloader) else "drawn"
-    return {"kind": kind, "ranks": getattr(sampler, "num_replicas", 1)}
+    return {"kind": kind, "ranks": _num_replicas(dataloader) or 1}
 
 
 def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
@@ -294,9 +294,14 @@ def _is_list(dataloader: Any) -> bool:
 
 
 def _knows_ranks(dataloader: Any) -> bool:
-    """Returns whether its sampler shards by rank: torch's, or one with `num_replicas`."""
-    samplers = (dataloader.sampler, dataloader.batch_sampler)
-    return any(getattr(sampler, "num_replicas", None) is not None for sampler in samplers)
+    """Returns whether a sampler shards by rank: torch's, or one with `num_replicas`."""
+    return _num_replicas(dataloader) is not None
+
+
+def _num_replicas(dataloader: Any) -> int | None:
+    samplers = (*samplers_of(dataloader.sampler), *samplers_of(dataloader.batch_sampler))
+    known = (getattr(sampler, "num_replicas", None) for sampler in samplers)
+    return next((num for num in known if num is not None), None)
 
 
 def _has_plain_batches(dataloader: Any) -> bool:
