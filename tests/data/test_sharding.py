@@ -154,3 +154,28 @@ def test_batches_of_a_sampler_that_knows_its_rank_are_split_once(shard):
 
     assert sorted(seen) == list(range(16))
     assert shared_order(loader) == {"kind": "its own batches", "ranks": 2}
+
+
+class Scaled(DataLoader):
+    """A data loader of a user's own, with an option of its own."""
+
+    def __init__(self, *args, factor=1, **options):
+        super().__init__(*args, **options)
+        self.factor = factor
+
+    def __iter__(self):
+        return (batch * self.factor for batch in super().__iter__())
+
+
+@pytest.mark.parametrize("shard", [sharded_for_training, sharded_for_evaluation])
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_a_loader_keeps_its_own_options(shard, by_batches):
+    """Made anew from those that torch knows, its batches would be others."""
+    given = {"batch_sampler": BatchSampler(range(8), 2, False)} if by_batches else {"batch_size": 2}
+    loader, seen = Scaled(torch.arange(8), factor=10, **given), []
+
+    for rank in range(2):
+        seen += torch.cat([*shard(loader, state_of(rank))]).tolist()
+
+    assert sorted(seen) == list(range(0, 80, 10))
+    assert torch.cat([*loader]).tolist() == list(range(0, 80, 10))

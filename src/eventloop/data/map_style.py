@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sized
@@ -23,7 +22,7 @@ from eventloop.data.in_memory import gathering
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, reads_batches, seeded
-from eventloop.data.sharding import LASTING, RankPart, UnevenSteps, order_as, shared_order
+from eventloop.data.sharding import KEPT, RankPart, UnevenSteps, copy_with, order_as, shared_order
 from eventloop.data.zip_cycle import known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import KeptGenerators, kept_generators
@@ -115,7 +114,7 @@ class MapStyleSource(Source):
         self._keep_step_size(state)
         if num_taken is not None:
             self._require_same(state)
-        lasts = state["order"]["kind"] in LASTING and self._step_size is not None
+        lasts = state["order"]["kind"] in KEPT and self._step_size is not None
         if num_taken is not None or lasts:
             self._use_order(state["order"])
         self._set_epoch(epoch)
@@ -179,7 +178,7 @@ class MapStyleSource(Source):
         """Keeps the number of samples a step, unless another batch_size is set."""
         size, world_size = self._dataloader.batch_size, self._ranks[1]
         then = saved["global_batch_size"]
-        is_shared_here = saved["order"]["kind"] in (*LASTING, "drawn")
+        is_shared_here = saved["order"]["kind"] in (*KEPT, "drawn")
         if size is None or not is_shared_here or saved.get("batch_size") != size:
             return
         if then < world_size:
@@ -219,19 +218,6 @@ class MapStyleSource(Source):
         )
         what = "the run was stopped in mid-epoch with {} a step, and a step has {} now"
         raise TaskError(what.format(*sizes), fix=fix)
-
-
-def copy_with(dataloader: Any, **parts: Any) -> Any:
-    """Returns a copy of a data loader with other parts.
-
-    torch forbids to set the parts of a loader, because its batch sampler would keep the old ones;
-    here that is replaced, too. `_iterator` (checked with torch 2.13) holds persistent workers, which
-    have the old parts.
-    """
-    copied = copy.copy(dataloader)
-    for name, value in {**parts, "_iterator": None}.items():
-        object.__setattr__(copied, name, value)
-    return copied
 
 
 def with_gathers(dataloader: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
 
 # Kinds of shared order that a run keeps with any number of ranks.
-LASTING = ("distributed", "seeded")
+KEPT = ("distributed", "seeded")
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -51,7 +52,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
         if (length := known_length(dataloader)) is not None:
             _require(length, num, "batch", "batches")
         part = RankPart(dataloader.batch_sampler, state.data_rank, num, seed)
-        return _rebuilt(dataloader, batch_sampler=part)
+        return copy_with(dataloader, batch_sampler=part)
     length = _length(dataloader.sampler)
     _require(length, num, "sample")
     if uneven == "error" and length % num:
@@ -84,7 +85,7 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
         return dataloader
     ranks = state.data_rank, state.data_world_size, state.settings.seed
     if not _has_plain_batches(dataloader):
-        return _rebuilt(dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *ranks))
+        return copy_with(dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *ranks))
     return _with_sampler(dataloader, RankPart(dataloader.sampler, *ranks))
 
 
@@ -228,22 +229,20 @@ class UnevenSteps(Sampler[list[Any]]):
 
 def shared_order(dataloader: Any) -> dict[str, Any]:
     """Returns what the order of a map-style data loader depends on: its kind, number of ranks, seed ..."""
-    sampler = dataloader.sampler
+    sampler, ranks = dataloader.sampler, _num_replicas(dataloader)
     if not _has_plain_batches(dataloader) or dataloader.batch_sampler is None:
-        return {"kind": "its own batches", "ranks": _num_replicas(dataloader) or 1}
+        return {"kind": "its own batches", "ranks": ranks or 1}
     if type(sampler) is DistributedSampler:
         return {
             "kind": "distributed",
-            "ranks": sampler.num_replicas,
+            "ranks": ranks,
             "seed": sampler.seed,
             "shuffle": sampler.shuffle,
             "even": "drop" if sampler.drop_last else "pad",
         }
     if type(sampler) is RankPart:
-        ranks, seed, even = sampler.num_replicas, sampler.seed, sampler.even
-        return {"kind": "seeded", "ranks": ranks, "seed": seed, "even": even}
-    kind = "its own ranks" if _knows_ranks(dataloader) else "drawn"
-    return {"kind": kind, "ranks": _num_replicas(dataloader) or 1}
+        return {"kind": "seeded", "ranks": ranks, "seed": sampler.seed, "even": sampler.even}
+    return {"kind": "drawn" if ranks is None else "its own ranks", "ranks": ranks or 1}
 
 
 def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
@@ -282,6 +281,19 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
     return RankPart(whole, rank, world_size, seed, even, order["ranks"])
 
 
+def copy_with(dataloader: Any, **parts: Any) -> Any:
+    """Returns a copy of a data loader with other parts.
+
+    torch forbids to set the parts of a loader, because its batch sampler would keep the old ones;
+    here that is replaced, too. `_iterator` (checked with torch 2.13) holds persistent workers, which
+    have the old parts.
+    """
+    copied = copy.copy(dataloader)
+    for name, value in {**parts, "_iterator": None}.items():
+        object.__setattr__(copied, name, value)
+    return copied
+
+
 def _is_torchs(sampler: Any, dataset: Any) -> bool:
     """Returns whether it yields each sample of a data set once, as a `DistributedSampler` does."""
     if type(sampler) not in (RandomSampler, SequentialSampler):
@@ -310,24 +322,10 @@ def _has_plain_batches(dataloader: Any) -> bool:
 
 
 def _with_sampler(dataloader: Any, sampler: Sampler[Any]) -> Any:
-    # Without batches, batch_size is None and drop_last False.
-    size, drop_last = dataloader.batch_size, dataloader.drop_last
-    return _rebuilt(dataloader, batch_size=size, drop_last=drop_last, sampler=sampler)
-
-
-def _rebuilt(dataloader: Any, **changed: Any) -> Any:
-    """Returns a loader made of another's public attributes; raises TaskError if its class can't be."""
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
-             "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
-             "in_order")  # fmt: skip
-    same = {name: getattr(dataloader, name) for name in names}
-    try:
-        return type(dataloader)(dataloader.dataset, **same, **changed)
-    except TypeError as error:
-        raise TaskError(
-            f"a {type(dataloader).__name__} can't be split over ranks: {error}",
-            fix="give it a sampler=torch.utils.data.DistributedSampler(dataset)",
-        ) from error
+    batches = dataloader.batch_sampler
+    if batches is not None:  # of the class that the loader makes itself, torch's or torchdata's
+        batches = type(batches)(sampler, dataloader.batch_size, dataloader.drop_last)
+    return copy_with(dataloader, sampler=sampler, batch_sampler=batches)
 
 
 def _length(sampler: Any) -> int:
