@@ -123,7 +123,7 @@ class StatefulSource(Source):
         # One that says so counts for all ranks together: each may load the state of any.
         self.suits_any_ranks = bool(getattr(dataloader, "suits_any_ranks", False))
         self._has_begun = self._is_exhausted = False
-        self._loaded: Saved | None = None  # until it is iterated over
+        self._loaded: Saved | None = None  # until it has yielded a batch, or its end
         self._num_yielded = 0
         self._before_peek: dict[str, Any] | None = None
 
@@ -138,12 +138,14 @@ class StatefulSource(Source):
             saved = KeptGenerators()
             iterator = iter(self._dataloader)
             if self._loaded is not None:
-                # Loaded at the end of an epoch, some yield the next epoch now, others nothing.
-                ahead = list(itertools.islice(iterator, 1)) if self._is_exhausted else []
-                if not ahead:
+                # Loaded at the end of an epoch, some yield the next epoch now, others nothing; loaded
+                # in one that was left, they yield the rest of it, which is left out.
+                ahead = list(itertools.islice(iterator, 1))
+                goes_on = ahead and self._is_exhausted
+                if not goes_on:
                     saved.put_back()  # it begins, and draws seeds, once more
-                iterator = itertools.chain(ahead, iterator) if ahead else iter(self._dataloader)
-        self._loaded = None
+                iterator = itertools.chain(ahead, iterator) if goes_on else iter(self._dataloader)
+            self._loaded = None
         return self._counted(iterator)
 
     def before_peek(self, num_taken: int) -> None:
@@ -173,9 +175,10 @@ class StatefulSource(Source):
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         self._is_exhausted = False
         for batch in iterator:
+            self._loaded = None
             self._num_yielded += 1
             yield batch
-        self._is_exhausted = True
+        self._loaded, self._is_exhausted = None, True
 
 
 class _RestoreSeeds(TorchFunctionMode):
