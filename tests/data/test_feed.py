@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from eventloop.data import cycled
 from eventloop.data.feed import Feed
@@ -76,6 +76,38 @@ def test_a_length_that_can_be_relied_on_is_known():
     known = {name: feed_of(make()).num_batches for name, make in LOADERS.items()}
 
     assert known == {"list": 3, "loader": 3, "stream": None, "iterable": None, "generator": None}
+
+
+class Growing(Sampler):
+    """Batches whose number depends on the epoch."""
+
+    def __init__(self, numbers):
+        self.numbers, self.epoch = numbers, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.numbers[self.epoch]
+
+    def __iter__(self):
+        return ([idx, idx + 1] for idx in range(len(self)))
+
+
+@pytest.mark.parametrize("numbers", [(3, 5, 2), (6, 4, 4)])
+def test_a_sampler_may_have_more_or_fewer_batches_in_each_epoch(numbers):
+    """By the length of the first, some would be left out, or missed."""
+    feed, taken = feed_of(DataLoader(torch.arange(9), batch_sampler=Growing(numbers))), []
+
+    for epoch in range(3):
+        feed.start_epoch(epoch)
+        taken.append(0)
+        while feed.has_next():
+            feed.next()
+            taken[-1] += 1
+        feed.end_epoch()
+
+    assert tuple(taken) == numbers
 
 
 def test_a_loader_that_knows_its_length_is_asked_when_a_batch_is_wanted():

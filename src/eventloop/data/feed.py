@@ -63,15 +63,14 @@ class Feed:
         self._counts_samples = counts_samples
         self._processes = processes
         self._uneven = uneven
+        self._pads = processes.data_world_size > 1 and uneven == "pad"
         self._source = source_of(dataloader, processes, sample_seed)
         self._learn_lengths()
-        may_pad = self.num_batches is None or self.num_batches != self._own_length
-        self._keeps_first = processes.data_world_size > 1 and uneven == "pad" and may_pad
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._epoch = self.num_taken = 0
-        self._is_padding = self._is_loaded = self._may_differ = False
+        self._is_padding = self._is_loaded = False
 
     @property
     def resume_risks(self) -> tuple[str, ...]:
@@ -92,9 +91,7 @@ class Feed:
         tell_epoch(self.dataloader, epoch)
         self._iterator, self._peeked, self.num_taken = self._source.batches(epoch), [], 0
         self._epoch, self.used = epoch, True
-        if self._may_differ:
-            self._may_differ = False
-            self._learn_lengths()
+        self._learn_lengths()  # a sampler, or other ranks before, may have made another number
         if not self._has_own():
             raise TaskError(f"the train data loader yielded no batch in epoch {epoch}", fix=USED_UP)
 
@@ -180,8 +177,6 @@ class Feed:
             num_taken = self.num_taken if under_way else None
             self._source.load_state_dict(state["position"], self._epoch, num_taken)
         self._learn_lengths()
-        # An epoch that another number of ranks began may have another length than the next.
-        self._may_differ = under_way
         if under_way and self.num_batches != state["num_batches"]:
             raise TaskError(
                 f"the run was stopped in an epoch of {state['num_batches']} batches with "
@@ -249,6 +244,8 @@ class Feed:
         of_ranks = self._processes.all_gather((self._own_length, sizes))
         self.is_even = sizes is not None and all(one == of_ranks[0] for one in of_ranks)
         self.num_batches = self._agreed_length([length for length, _ in of_ranks])
+        may_pad = self.num_batches is None or self.num_batches != self._own_length
+        self._keeps_first = self._pads and may_pad
 
     def _agreed_length(self, lengths: list[int]) -> int | None:
         if None in lengths:
