@@ -46,7 +46,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
     if _is_list(dataloader):
         _require(len(dataloader), num, "batch", "batches")
         return dataloader[state.data_rank :: num]
-    if not is_map_style(dataloader) or _knows_ranks(dataloader):
+    if not is_map_style(dataloader) or _num_replicas(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
         if (length := known_length(dataloader)) is not None:
@@ -81,7 +81,7 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
         return dataloader.with_parts(lambda idx, one: sharded_for_evaluation(one, state))
     if _is_list(dataloader):
         return dataloader[state.data_rank :: state.data_world_size]
-    if not is_map_style(dataloader) or _knows_ranks(dataloader):
+    if not is_map_style(dataloader) or _num_replicas(dataloader):
         return dataloader
     ranks = state.data_rank, state.data_world_size, state.settings.seed
     if not _has_plain_batches(dataloader):
@@ -93,7 +93,7 @@ def is_split_here(dataloader: Any) -> bool:
     """Whether this module shards it, so that all ranks must have the same samples; not of combined ones."""
     if isinstance(dataloader, (Cycled, Zipped)):
         return False
-    return _is_list(dataloader) or (is_map_style(dataloader) and not _knows_ranks(dataloader))
+    return _is_list(dataloader) or (is_map_style(dataloader) and not _num_replicas(dataloader))
 
 
 def splits_itself(dataloader: Any) -> bool:
@@ -110,7 +110,7 @@ def is_too_small(dataloader: Any, state: State) -> bool:
         return any(is_too_small(one, state) for one in innermost(dataloader))
     if _is_list(dataloader):
         return len(dataloader) < state.data_world_size
-    if not is_map_style(dataloader) or _knows_ranks(dataloader):
+    if not is_map_style(dataloader) or _num_replicas(dataloader):
         return False
     plain = _has_plain_batches(dataloader)
     sampler = dataloader.sampler if plain else dataloader.batch_sampler
@@ -242,7 +242,7 @@ def shared_order(dataloader: Any) -> dict[str, Any]:
         }
     if type(sampler) is RankPart:
         return {"kind": "seeded", "ranks": ranks, "seed": sampler.seed, "even": sampler.even}
-    return {"kind": "drawn" if ranks is None else "its own ranks", "ranks": ranks or 1}
+    return {"kind": "its own ranks" if ranks else "drawn", "ranks": ranks or 1}
 
 
 def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
@@ -265,7 +265,7 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
         shuffled = RandomSampler(dataloader.dataset, generator=dataloader.generator)
         whole = shuffled if mine.shuffle else SequentialSampler(dataloader.dataset)
         even = "drop" if mine.drop_last else "pad"
-    elif kind in ("seeded", "drawn") and not _knows_ranks(dataloader):
+    elif kind in ("seeded", "drawn") and not _num_replicas(dataloader):
         whole = mine
     elif kind in ("seeded", "drawn") and type(mine) is RankPart:
         whole, even = mine.sampler, mine.even
@@ -305,15 +305,10 @@ def _is_list(dataloader: Any) -> bool:
     return isinstance(dataloader, Sequence) and not isinstance(dataloader, str)
 
 
-def _knows_ranks(dataloader: Any) -> bool:
-    """Returns whether a sampler shards by rank: torch's, or one with `num_replicas`."""
-    return _num_replicas(dataloader) is not None
-
-
-def _num_replicas(dataloader: Any) -> int | None:
+def _num_replicas(dataloader: Any) -> int:
+    """Returns how many ranks a sampler shards for: torch's, or one with `num_replicas`; 0 if none does."""
     samplers = (*samplers_of(dataloader.sampler), *samplers_of(dataloader.batch_sampler))
-    known = (getattr(sampler, "num_replicas", None) for sampler in samplers)
-    return next((num for num in known if num is not None), None)
+    return next((num for one in samplers if (num := getattr(one, "num_replicas", None))), 0)
 
 
 def _has_plain_batches(dataloader: Any) -> bool:
