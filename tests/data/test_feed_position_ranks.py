@@ -289,10 +289,15 @@ UNEVEN = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.* batches were read again")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
-@pytest.mark.parametrize("kind", UNEVEN)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "stream",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in UNEVEN if one != "stream"),
+    ],
+)
 def test_a_rank_that_has_run_out_repeats_the_same_batch(train, kind):
     """It counts for nothing in the loss, but a batch norm sees it."""
     expected, _ = train(UNEVEN[kind], world_size=2)

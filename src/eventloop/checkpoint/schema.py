@@ -210,6 +210,7 @@ POSITION = keys(
     }
 )
 FEED = keys(
+    {"num_padding": COUNT},
     kind=STR,
     used=BOOL,
     under_way=BOOL,

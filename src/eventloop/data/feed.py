@@ -69,7 +69,7 @@ class Feed:
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
-        self._epoch = self.num_taken = 0
+        self._epoch = self.num_taken = self._num_own = 0  # the rest of them is padding
         self._is_padding = self._is_loaded = False
 
     @property
@@ -90,7 +90,7 @@ class Feed:
         """
         tell_epoch(self.dataloader, epoch)
         self._iterator, self._peeked, self.num_taken = self._source.batches(epoch), [], 0
-        self._epoch, self.used = epoch, True
+        self._epoch, self.used, self._num_own = epoch, True, 0
         self._learn_lengths()  # a sampler, or other ranks before, may have made another number
         if not self._has_own():
             raise TaskError(f"the train data loader yielded no batch in epoch {epoch}", fix=USED_UP)
@@ -112,7 +112,7 @@ class Feed:
     def has_ended(self) -> bool:
         """Returns whether the epoch is exhausted; a batch that it peeks at counts as not taken."""
         if not self._peeked:
-            self._source.before_peek(self.num_taken)
+            self._source.before_peek(self._num_own)
         return not self.has_next()
 
     def next(self) -> Any:
@@ -125,6 +125,7 @@ class Feed:
         try:
             if not self._is_padding:
                 batch = self._peeked.pop() if self._peeked else next(self._iterator)
+                self._num_own += 1
         except StopIteration as error:
             raise too_few("train data loader", self.num_taken, length) from error
         except BaseException as error:
@@ -146,17 +147,18 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's position; batches that were only fetched count as not taken."""
-        num_taken = self.num_taken if self.under_way else None
+        num_own = self._num_own if self.under_way else None
         return {
             "kind": self._source.kind,
             "used": self.used,
             "under_way": self.under_way,
             "epoch": self._epoch,
             "num_taken": self.num_taken,
+            "num_padding": self.num_taken - self._num_own,
             "num_batches": self.num_batches,
             "world_size": self._processes.data_world_size,
             "first": None if self._source.has_first else self._first,
-            "position": self._source.state_dict(num_taken),
+            "position": self._source.state_dict(num_own),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,11 +173,11 @@ class Feed:
         if self._other_ranks(state) and not self._source.suits_any_ranks:
             return  # between epochs: every rank starts the next one
         self._is_loaded, self.num_taken = under_way, state["num_taken"]
-        self._first = state["first"]
+        self._first, self._num_own = state["first"], self.num_taken - state.get("num_padding", 0)
         tell_epoch(self.dataloader, self._epoch)
         with kept_generators():
-            num_taken = self.num_taken if under_way else None
-            self._source.load_state_dict(state["position"], self._epoch, num_taken)
+            num_own = self._num_own if under_way else None
+            self._source.load_state_dict(state["position"], self._epoch, num_own)
         self._learn_lengths()
         if under_way and self.num_batches != state["num_batches"]:
             raise TaskError(
@@ -210,7 +212,7 @@ class Feed:
     def _rest(self) -> Iterator[Any]:
         """Returns an iterator over the rest of the loaded epoch."""
         assert self._is_loaded
-        rest = self._source.batches(self._epoch, self.num_taken)
+        rest = self._source.batches(self._epoch, self._num_own)
         if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
                 self._first = microbatches_of(self._source.first())[0]
@@ -234,8 +236,8 @@ class Feed:
         batch = self.num_taken + 1
         error.add_note(f"raised by the train data loader, at batch {batch} of its epoch")
         with kept_generators(), suppress(Exception):  # the first failure is the one to tell of
-            position = self._source.state_dict(self.num_taken)
-            self._source.load_state_dict(position, self._epoch, self.num_taken)
+            position = self._source.state_dict(self._num_own)
+            self._source.load_state_dict(position, self._epoch, self._num_own)
             self._iterator, self._is_loaded = None, True
 
     def _learn_lengths(self) -> None:
