@@ -7,6 +7,7 @@ nothing of the end is done. Processes are forks of this one, killed with SIGKILL
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -120,6 +121,7 @@ def in_fork(folder, row, until, kill=Kill()):
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
+        os.setpgid(0, 0)
         try:
             os.write(writing, str(train(folder, row, until, kill)).encode())
         except BaseException:
@@ -128,9 +130,13 @@ def in_fork(folder, row, until, kill=Kill()):
             sys.stderr.flush()
             os._exit(0)
     os.close(writing)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # A worker that was started just before the kill can miss its parent's end (torch 2.13), and would
+    # keep the pipe open.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
     with os.fdopen(reading) as pipe:
         written = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert written or status == -signal.SIGKILL, f"{until}, {kill}: failed, see stderr"
     return int(written) if written else None
 

@@ -168,8 +168,7 @@ class DataParallel(Processes):
             return Parts(weights, lambda: own) if len(weights) > 1 else WHOLE
         if state.settings.sync_batch_norm and not self.are_same(len(microbatches)):
             raise TaskError(
-                "the ranks have other numbers of microbatches, but sync_batch_norm exchanges statistics "
-                "in each",
+                "the ranks have other numbers of microbatches, but sync_batch_norm needs as many",
                 fix="unset microbatch_size, or give all ranks batches of one size",
             )
         total = on_device(sum(weights), state.device)
