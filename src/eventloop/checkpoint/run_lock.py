@@ -25,18 +25,10 @@ class Lock(Protocol):
     """Keeps other processes from training the same run, as far as the storage allows."""
 
     def acquire(self) -> None:
-        """Acquires the lock; does nothing if this object holds it already.
-
-        Raises:
-            ResumeError: another process has it.
-        """
+        """Acquires the lock unless this object holds it; raises ResumeError if another process has it."""
 
     def require(self) -> None:
-        """Checks that the lock is still held; called before each save.
-
-        Raises:
-            ResumeError: another process has it now.
-        """
+        """Raises ResumeError if another process has the lock by now; called before each save."""
 
     def release(self) -> None:
         """Releases the lock."""

@@ -67,11 +67,7 @@ def write_text(text: str) -> None:
 
 
 def write_out(text: str = "") -> None:
-    """Writes text to stdout unchanged, and flushes it.
-
-    Raises:
-        UsageError: stdout can't be written, as on a full disk.
-    """
+    """Writes text to stdout unchanged; raises UsageError if it can't, as on a full disk."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -118,11 +118,7 @@ class Configuration:
         return values
 
     def setting(self, name: str) -> Any:
-        """Returns one setting, without the task's value.
-
-        Raises:
-            SettingError: it has the wrong type, or is out of range.
-        """
+        """Returns one setting, without the task's value; raises SettingError if it is invalid."""
         return typed(setting_options()[name], self.setting_values()[name], convert=convert_setting)
 
     def settings(self, task_settings: Mapping[str, object] | None = None) -> Settings:

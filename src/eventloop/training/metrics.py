@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -75,13 +74,9 @@ def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
 
 def log_train_metrics(state: State) -> None:
     """Logs the metrics of training since they were last logged, and empties them."""
-    metrics = state.metrics["train"]
-    names = [name for name, one in metrics.items() if one.update_called]
-    if not state.even_batches:  # a rank that had no batch takes part in what the others compute
-        names = [*dict.fromkeys(chain(*state.all_gather(names)))]
-    counted = {name: metrics[name] for name in names}
-    for _, one in parts_of(counted):
-        one._update_count = max(1, one._update_count)  # private, or torchmetrics warns (1.9)
+    if not state.even_batches:
+        _take_part(state)
+    counted = {name: one for name, one in state.metrics["train"].items() if one.update_called}
     results = compute(counted)
     state.train_metrics |= results
     for name, value in results.items():
@@ -89,6 +84,24 @@ def log_train_metrics(state: State) -> None:
             state.log(f"train/{name}", value)
     for metric in counted.values():
         metric.reset()
+
+
+def _take_part(state: State) -> None:
+    """Has metrics that only other ranks have updated take part in the collectives of `compute`."""
+    metrics = dict(parts_of(state.metrics["train"]))
+    mine = {name: _lists_of(one) for name, one in metrics.items() if one.update_called}
+    of_any = {name: lists for each in state.all_gather(mine) for name, lists in each.items()}
+    for name in of_any.keys() - mine.keys():
+        one = metrics[name]
+        one._update_count = 1  # private, or torchmetrics warns (1.9)
+        for field, (dtype, shape) in of_any[name].items():
+            setattr(one, field, [torch.empty(0, *shape, dtype=dtype, device=one.device)])
+
+
+def _lists_of(metric: Metric) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Returns type and shape, without the first dimension, of each list of tensors in the state."""
+    lists = {key: one for key, one in metric.metric_state.items() if isinstance(one, list) and one}
+    return {key: (tensors[0].dtype, tuple(tensors[0].shape[1:])) for key, tensors in lists.items()}
 
 
 def metric_name(eval_set: str, metric: str) -> str:

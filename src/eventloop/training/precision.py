@@ -68,11 +68,7 @@ class Precision:
         return self._scaling.enclose(hook, plan)  # type: ignore[return-value]  # the same arguments
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-        """Checks that this model can be trained in this precision by these optimizers.
-
-        Raises:
-            SettingError: it can't.
-        """
+        """Raises SettingError if this model can't be trained in this precision by these optimizers."""
         self._scaling.check(model, optimizers)
 
     def found_inf(self) -> Sequence[Tensor]:

@@ -68,11 +68,7 @@ def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
 
 
 def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
-    """Refuses to export what isn't finite; collective: every rank must call it.
-
-    Raises:
-        NonFiniteError: a parameter isn't, unless `on_bad_loss` is "ignore"; then it is warned of.
-    """
+    """Refuses parameters that aren't finite, or warns of them if `on_bad_loss` is "ignore"; collective."""
     mine = first_not_finite(held(weights), trained_names(state.model))
     name = next((one for one in state.all_gather(mine) if one is not None), None)
     if name is None:
