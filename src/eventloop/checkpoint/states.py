@@ -21,7 +21,7 @@ from eventloop.plugin.mistakes import keeps_state
 from eventloop.plugin.records import Plugin
 from eventloop.rng import global_rng_states, set_global_rng_states, set_rng_state
 from eventloop.state import ALIKE
-from eventloop.training.metrics import parts_of
+from eventloop.training.metrics import metric_parts
 from eventloop.training.sharded_tensors import shape_and_offsets, sharded
 from eventloop.training.tensor_slices import TensorSlice
 
@@ -93,13 +93,13 @@ def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Returns the states of this rank's metrics, by the names of the metrics and their parts."""
     return {
         name: {"num_updates": one._update_count, "values": dict(one.metric_state)}
-        for name, one in parts_of(metrics)
+        for name, one in metric_parts(metrics)
     }
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
     """Restores what `counts_of` returned; raises ValueError or LookupError if it doesn't fit."""
-    for name, one in parts_of(metrics):
+    for name, one in metric_parts(metrics):
         if name not in counts:
             continue
         values = counts[name]["values"]

@@ -22,7 +22,7 @@ from eventloop.data.in_memory import gathering
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, reads_batches, seeded
-from eventloop.data.sharding import KEPT, RankPart, UnevenSteps, copy_with, order_as, shared_order
+from eventloop.data.sharding import SHARED, RankPart, UnevenSteps, copy_with, order_as, shared_order
 from eventloop.data.zip_cycle import known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import KeptGenerators, kept_generators
@@ -114,7 +114,7 @@ class MapStyleSource(Source):
         self._keep_step_size(state)
         if num_taken is not None:
             self._require_same(state)
-        lasts = state["order"]["kind"] in KEPT and self._step_size is not None
+        lasts = state["order"]["kind"] in SHARED and self._step_size is not None
         if num_taken is not None or lasts:
             self._use_order(state["order"])
         self._set_epoch(epoch)
@@ -178,7 +178,7 @@ class MapStyleSource(Source):
         """Keeps the number of samples a step, unless another batch_size is set."""
         size, world_size = self._dataloader.batch_size, self._ranks[1]
         then = saved["global_batch_size"]
-        is_shared_here = saved["order"]["kind"] in (*KEPT, "drawn")
+        is_shared_here = saved["order"]["kind"] in (*SHARED, "drawn")
         if size is None or not is_shared_here or saved.get("batch_size") != size:
             return
         if then < world_size:

@@ -16,7 +16,7 @@ from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
 
 # Kinds of shared order that a run keeps with any number of ranks.
-KEPT = ("distributed", "seeded")
+SHARED = ("distributed", "seeded")
 
 if TYPE_CHECKING:
     from eventloop.state import State

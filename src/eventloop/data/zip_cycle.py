@@ -249,9 +249,9 @@ def tell_epoch(dataloader: Any, epoch: int) -> None:
     dataset, *samplers = (
         getattr(dataloader, name, None) for name in ("dataset", "batch_sampler", "sampler")
     )
-    told = {id(one): one for sampler in samplers for one in samplers_of(sampler)}
+    found = {id(one): one for sampler in samplers for one in samplers_of(sampler)}
     # Inner ones first: one around them may have set another epoch for them.
-    for one in (*reversed(told.values()), dataset):
+    for one in (*reversed(found.values()), dataset):
         if (set_epoch := getattr(one, "set_epoch", None)) is not None:
             set_epoch(epoch)
 

@@ -25,7 +25,7 @@ from eventloop.distributed.collectives import (
 from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
 from eventloop.errors import TaskError
 from eventloop.hook_markers import hookimpl
-from eventloop.training.metrics import parts_of
+from eventloop.training.metrics import metric_parts
 
 if TYPE_CHECKING:
     from eventloop.distributed.data_parallel import DataParallel
@@ -90,7 +90,7 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def build_metrics(self, state: State, dataset: str) -> Any:
         metrics = yield
-        for _, metric in parts_of(metrics):
+        for _, metric in metric_parts(metrics):
             if self._processes.data_group is not None:
                 metric.process_group = self._processes.data_group
             if dataset in self._seen_whole:  # every rank counts every sample

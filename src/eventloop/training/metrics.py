@@ -31,7 +31,7 @@ def is_metric(value: Any) -> bool:
     return not isinstance(value, type) and hasattr(value, "metric_state")
 
 
-def parts_of(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
+def metric_parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
     """Yields the metrics and the metrics that they contain, with their names."""
     for name, metric in metrics.items():
         contained = metric.named_modules() if isinstance(metric, nn.Module) else [("", metric)]
@@ -88,7 +88,7 @@ def log_train_metrics(state: State) -> None:
 
 def _take_part(state: State) -> None:
     """Has metrics that only other ranks have updated take part in the collectives of `compute`."""
-    metrics = dict(parts_of(state.metrics["train"]))
+    metrics = dict(metric_parts(state.metrics["train"]))
     mine = {name: _lists_of(one) for name, one in metrics.items() if one.update_called}
     of_any = {name: lists for each in state.all_gather(mine) for name, lists in each.items()}
     for name in of_any.keys() - mine.keys():

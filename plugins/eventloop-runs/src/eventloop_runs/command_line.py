@@ -38,7 +38,7 @@ def read_texts(path: Path, option: str, fix: str) -> dict[str, Any]:
     """Reads a YAML file that is a mapping; all scalars are texts, as on a command line.
 
     Raises:
-        UsageError: it can't be read, or is no mapping.
+        UsageError: it can't be read, or isn't a mapping.
     """
     try:
         # YAML 1.1 would read 16:32 as a time of day.
