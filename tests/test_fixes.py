@@ -132,7 +132,7 @@ def test_what_is_joined_reads_in_both_worlds_after_pickling():
     error = SettingError("no", plugin="ema", fix="write " + as_set(seed=1) + ", say")
     error.add_note(Note("or " + switch_off("ema"), "origin"))
     with pytest.raises(SettingError) as caught:
-        raise_all([error, SettingError("none")], "the configuration")
+        raise_all([error, SettingError("none")], "the configuration", SettingError)
 
     several, alone = (pickle.loads(pickle.dumps(one)) for one in (caught.value, error))
 
