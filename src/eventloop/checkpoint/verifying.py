@@ -34,8 +34,10 @@ def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manif
     """
     manifest = checked_manifest(folder)
     for name, wanted in manifest.files.items():
-        with about(name):
+        try:
             check_size(disk.num_bytes_of(folder / name), wanted)
+        except CorruptFileError as unlike:
+            raise unlike.of(name) from unlike
     for part in manifest.parts if digests else ():
         for damage in _damages_of_part(folder, part, manifest, shards=shards):
             raise damage
