@@ -8,6 +8,7 @@ nothing of the end is done. Processes are forks of this one, killed with SIGKILL
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -122,6 +123,7 @@ def in_fork(folder, row, until, kill=Kill()):
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)
+        gc.freeze()  # garbage of the parent may need its threads to go
         try:
             os.write(writing, str(train(folder, row, until, kill)).encode())
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -255,6 +256,7 @@ def fit_and_die(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     child = os.fork()
     if not child:
         torch.set_num_threads(1)  # a fork has none of the threads of the pool
+        gc.freeze()  # garbage of the parent may need its threads to go
         try:
             fit(*args, **kwargs)
         except BaseException:  # noqa: BLE001  nothing else prints it
