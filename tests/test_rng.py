@@ -13,8 +13,10 @@ from eventloop.rng import (
     arrays_to_tensors,
     get_rng_state,
     global_generators,
+    global_rng_states,
     host_generators,
     is_generator,
+    set_global_rng_states,
     set_rng_state,
     tensors_to_arrays,
 )
@@ -109,3 +111,13 @@ def test_a_fingerprint_is_that_of_the_bit_generator_numpy_has_now():
     finally:
         np.random.set_bit_generator(before)
     assert own.fingerprint() == first
+
+
+def test_a_state_of_numpy_imports_it(monkeypatch):
+    """A resumed run may not have imported it yet; its draws would be others."""
+    imported = []
+    monkeypatch.setattr("eventloop.rng.importlib.import_module", imported.append)
+
+    set_global_rng_states(global_rng_states())
+
+    assert imported == ["numpy"]
