@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -115,9 +117,11 @@ def test_a_fingerprint_is_that_of_the_bit_generator_numpy_has_now():
 
 def test_a_state_of_numpy_imports_it(monkeypatch):
     """A resumed run may not have imported it yet; its draws would be others."""
-    imported = []
-    monkeypatch.setattr("eventloop.rng.importlib.import_module", imported.append)
+    state = global_rng_states()["numpy"]
+    expected = np.random.rand()
+    monkeypatch.delitem(sys.modules, "numpy")
+    monkeypatch.setattr(importlib, "import_module", lambda name: sys.modules.setdefault(name, np))
 
-    set_global_rng_states(global_rng_states())
+    set_global_rng_states({"numpy": state})
 
-    assert imported == ["numpy"]
+    assert np.random.rand() == expected
