@@ -157,7 +157,7 @@ def test_peft_loads_the_folder_that_is_exported_and_so_does_load_weights(tmp_pat
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_merged_weights_are_those_of_the_base_model(tmp_path, variant):
     """The file needs neither peft nor this plugin; training goes on with the adapters."""
-    path = tmp_path / "merged.safetensors"
+    path = tmp_path / "new" / "merged.safetensors"
     with trainer_of(tmp_path, lora(**VARIANTS[variant], merge=True)) as trainer:
         trainer.fit()
         before = copy.deepcopy(trainer.state.model.state_dict())
@@ -292,10 +292,16 @@ def test_values_that_peft_would_not_name_are_refused(options, shown):
         Lora(**options)
 
 
-@pytest.mark.parametrize("option", ["target_modules", "modules_to_save"])
-def test_a_layer_that_is_not_there_is_an_error(tmp_path, option):
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("target_modules", ["q_proj", "v_prj"]),
+        ("target_modules", ["q_proj", "_proj"]),  # peft takes whole names alone
+        ("modules_to_save", ["lm_haed"]),
+    ],
+)
+def test_a_layer_that_is_not_there_is_an_error(tmp_path, option, names):
     """Where another one is, peft leaves it out without a word: a head wouldn't be trained."""
-    names = {"target_modules": ["q_proj", "v_prj"], "modules_to_save": ["lm_haed"]}[option]
     with pytest.raises(
         PluginError, match=f"{option}: no layer is named '{names[-1]}'; the closest"
     ):

@@ -213,7 +213,8 @@ class Lora:
 def _require_layers(option: str, names: Sequence[str], layers: Sequence[str]) -> None:
     """Checks that each name is the end of a layer's; peft leaves out those that aren't."""
     for name in names:
-        if not any(one.endswith(name) for one in layers):
+        end = f".{name}" if option == "target_modules" else name  # as peft compares them
+        if not any(f".{one}".endswith(end) for one in layers):
             ends = sorted({one.rpartition(".")[2] for one in layers if one})
             raise PluginError(
                 f"lora: {option}: no layer is named {name!r}{closest(name, ends)}",
@@ -225,6 +226,7 @@ def _save(model: nn.Module, path: Path) -> None:
     """Writes weights as a whole: a kill leaves the file before or the new one."""
     from safetensors.torch import save_model
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".new-{path.name}")
     try:
         save_model(model, str(new))
