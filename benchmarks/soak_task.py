@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from eventloop import State, Task, hookimpl, schedules
 from eventloop.data import collated, cycled, zipped
-from eventloop.data.zip_cycle import Zipped
+from eventloop.data.combined import Zipped
 from eventloop.toolbox import map_tensors
 from eventloop_bucketing import LengthBatchSampler, TokenBatchSampler
 from eventloop_jsonl import Jsonl

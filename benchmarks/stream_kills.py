@@ -33,7 +33,7 @@ from stream_kinds import KINDS, Make, prepare
 from stream_resume import numbers_of
 
 from eventloop import Task, hookimpl
-from eventloop.distributed.exit_status import kill_group
+from eventloop.distributed.process_ends import kill_group
 from eventloop_checkpoints.differences import differences
 from eventloop_testing import isolated_trainer, last_checkpoint
 

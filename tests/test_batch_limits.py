@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from eventloop.batch_limits import LimitBatches, Overfit
+from eventloop.data.combined import FirstBatches, known_length
 from eventloop.data.feed import Feed
-from eventloop.data.zip_cycle import FirstBatches, known_length
 from eventloop.distributed.processes import Processes
 
 

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop import errors
-from eventloop.distributed.exit_status import summary
+from eventloop.distributed.process_ends import summary
 from eventloop.errors import (
     EventloopError,
     Note,

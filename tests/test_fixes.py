@@ -16,7 +16,7 @@ import pytest
 from eventloop import Allowed, ResumeError, SettingError, TrainerBuilder
 from eventloop.cli import main
 from eventloop.cli.printing import short_warnings
-from eventloop.distributed.exit_status import details
+from eventloop.distributed.process_ends import details
 from eventloop.errors import Note, in_shell, notes_of, raise_all, text_of
 from eventloop.fixes import allowing, as_option, as_set, switch_off
 

@@ -137,10 +137,10 @@ MUTANTS = {
         "data/test_map_style.py",
     ),
     "a fork ends its parent's workers": Mutant(
-        "distributed/exit_status.py",
+        "distributed/process_ends.py",
         "            if worker.is_alive():\n",
         "            if True:\n",
-        "distributed/test_exit_status.py",
+        "distributed/test_process_ends.py",
     ),
     "a sum is averaged over the ranks": Mutant(
         "distributed/data_parallel.py",

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from eventloop.data.zip_cycle import FirstBatches
+from eventloop.data.combined import FirstBatches
 from eventloop.hook_markers import hookimpl
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ from .cli.task_file import (
 from .config.option_types import (
     flag as flag,
 )
-from .distributed.exit_status import (
+from .distributed.process_ends import (
     FAILURE as FAILURE,
     NO_CHECKPOINT as NO_CHECKPOINT,
     ending_with_parent as ending_with_parent,

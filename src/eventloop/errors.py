@@ -165,6 +165,13 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+def first_of(texts: Iterable[str], most: int = 3, separator: str = ", ") -> str:
+    """Returns the first of several texts, and how many more there are."""
+    listed = list(texts)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return separator.join(listed[:most]) + more
+
+
 def raise_all(
     problems: Sequence[EventloopError],
     about: str = "plugins",

@@ -40,13 +40,6 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def first_of(texts: Iterable[str], most: int = 3, separator: str = ", ") -> str:
-    """Returns the first of several texts, and how many more there are."""
-    listed = list(texts)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return separator.join(listed[:most]) + more
-
-
 class FunctionName(str):
     """The name of a function that was given as a value: what is known of it, not what it does."""
 

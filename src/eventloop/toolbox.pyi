@@ -2,9 +2,8 @@
 """The names of `toolbox.py`, as type checkers and editors read them; the subjects are headings of the reference."""
 
 # Messages: the closest of several names, and the fix as the caller would write it (join it with `+`).
-from .errors import closest as closest, counted as counted
+from .errors import closest as closest, counted as counted, first_of as first_of
 from .fixes import as_option as as_option, as_set as as_set, switch_off as switch_off
-from .naming import first_of as first_of
 from .run.run_manifest import announce_off as announce_off
 from .safe_text import one_line as one_line
 from .signals import status_of as status_of
@@ -34,7 +33,7 @@ from .data.batches import (
     with_inputs as with_inputs,
     with_targets as with_targets,
 )
-from .data.zip_cycle import known_length as known_length
+from .data.combined import known_length as known_length
 from .data.microbatch_splitting import split as split
 from .data.microbatches import Microbatches as Microbatches
 from .data.sample_seeds import reads_batches as reads_batches

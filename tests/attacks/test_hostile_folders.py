@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from eventloop.cli import main
-from eventloop.distributed.exit_status import details, exit_status, first_line
+from eventloop.distributed.process_ends import details, exit_status, first_line
 from eventloop.files import run_folder
 from eventloop.run.differences import Allowed
 from eventloop_testing.case import isolated_trainer

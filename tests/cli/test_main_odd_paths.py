@@ -10,7 +10,7 @@ import pytest
 from eventloop import SettingError, Trainer
 from eventloop.cli.main import main
 from eventloop.cli.printing import write_lines, write_table
-from eventloop.distributed.exit_status import exit_status
+from eventloop.distributed.process_ends import exit_status
 from eventloop.errors import EventloopError
 from eventloop_testing import tiny_task
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from eventloop.data.combined import FirstBatches
 from eventloop.data.feed import Feed
-from eventloop.data.zip_cycle import FirstBatches
 from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 

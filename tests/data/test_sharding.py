@@ -17,13 +17,13 @@ from torch.utils.data import (
 )
 
 from eventloop import TaskError
+from eventloop.data.combined import tell_epoch
 from eventloop.data.sharding import (
     RankPart,
     sharded_for_evaluation,
     sharded_for_training,
     shared_order,
 )
-from eventloop.data.zip_cycle import tell_epoch
 
 
 def orders(seed, num_epochs=3, num_ranks=2):

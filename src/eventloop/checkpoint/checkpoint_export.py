@@ -22,10 +22,9 @@ from eventloop.checkpoint.verifying import (
     require_part,
     why_passed_over,
 )
-from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
+from eventloop.errors import CheckpointError, EventloopError, TaskError, counted, first_of
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
-from eventloop.naming import first_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

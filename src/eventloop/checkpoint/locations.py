@@ -19,10 +19,10 @@ from eventloop.errors import (
     PluginError,
     UsageError,
     closest_at,
+    first_of,
 )
 from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.files.run_folder import local_folder
-from eventloop.naming import first_of
 from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eventloop.distributed.exit_status import is_alive, this_machine
+from eventloop.distributed.process_ends import is_alive, this_machine
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint

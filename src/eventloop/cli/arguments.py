@@ -171,8 +171,7 @@ def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str
         if allowed and ("." in key or key in allowed):
             continue
         raise UsageError(
-            f"`eventloop {command.name}` has no option {key!r}"
-            f"{closest(key, command.all_options())}",
+            f"`eventloop {command.name}` has no option {key!r}{closest(key, command.all_options())}",
             fix=f"list its options with `eventloop {command.name} --help`",
         )
 
@@ -278,8 +277,8 @@ def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> 
             "TASK is a file or a dotted module with a function `task`, a `Task` object named "
             "`task`, or hook implementations."
         )
-    parts.append(_section("options", "\n".join(_entry(*one) for one in about)))
-    parts.extend(_section(heading, text) for heading, text in sections)
+    own = ("options", "\n".join(_entry(*one) for one in about))
+    parts += [f"{heading}:\n{text}" for heading, text in (own, *sections)]
     return "\n\n".join(parts)
 
 
@@ -292,14 +291,9 @@ def options_help(options: Mapping[str, Option], section: str = "") -> str:
 
 
 def _described(option: Option) -> str:
-    if option.required:
-        return f"{option.doc} (required)".strip()
-    default = "none" if option.default is None else str(option.default)
-    return f"{option.doc} (default: {default})".strip()
-
-
-def _section(heading: str, text: str) -> str:
-    return f"{heading}:\n{text}"
+    default = "none" if option.default is None else option.default
+    how = "required" if option.required else f"default: {default}"
+    return f"{option.doc} ({how})".strip()
 
 
 def _entry(name: str, doc: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.cli.printing import aligned
-from eventloop.distributed.exit_status import details, first_line, in_ranks
+from eventloop.distributed.process_ends import details, first_line, in_ranks
 from eventloop.errors import Note, TaskError, UsageError, in_shell
 from eventloop.signals import is_agreed
 

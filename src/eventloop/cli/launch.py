@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import CommandOption
-from eventloop.distributed.exit_status import FAILURE, in_ranks, kill_group
+from eventloop.distributed.process_ends import FAILURE, in_ranks, kill_group
 from eventloop.errors import UsageError, counted
 from eventloop.naming import fold
 

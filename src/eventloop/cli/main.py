@@ -15,7 +15,7 @@ import eventloop
 from eventloop.cli.failure_report import report
 from eventloop.cli.printing import short_warnings, write_out
 from eventloop.cli.registry import COMMANDS, help_lines, run_added, run_core
-from eventloop.distributed.exit_status import (
+from eventloop.distributed.process_ends import (
     WRONG_USAGE,
     end_process,
     end_with_launcher,

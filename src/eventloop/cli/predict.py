@@ -15,9 +15,8 @@ from eventloop.cli.model_weights import NOT_STRICT, WEIGHTS, open_trainer, requi
 from eventloop.cli.named_checkpoints import BEST_OPTION
 from eventloop.cli.output_files import output_path
 from eventloop.cli.printing import write_lines
-from eventloop.distributed.exit_status import in_ranks
-from eventloop.errors import TaskError, UsageError, a, closest
-from eventloop.naming import first_of
+from eventloop.distributed.process_ends import in_ranks
+from eventloop.errors import TaskError, UsageError, a, closest, first_of
 from eventloop.trainer import Trainer
 from eventloop.training.weight_export import save_tensors
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eventloop
-from eventloop.distributed.exit_status import in_ranks
+from eventloop.distributed.process_ends import in_ranks
 from eventloop.errors import UsageError, in_shell, text_of
 from eventloop.safe_text import one_line, plain
 

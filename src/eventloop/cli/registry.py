@@ -49,8 +49,7 @@ def run_core(command: str, argv: Sequence[str]) -> int:
     """Runs a command of the core."""
     subject = importlib.import_module(f"eventloop.cli.{command}")
     if command == "plugins":
-        status: int = subject.run_subcommand(argv)
-        return status
+        return int(subject.run_subcommand(argv))
     return run_command(subject.COMMAND, subject.run, argv)
 
 

@@ -1,8 +1,8 @@
 """Data: batches, and where they come from, from any batch of a run on."""
 
 from eventloop.data.batches import to_host
+from eventloop.data.combined import cycled, zipped
 from eventloop.data.in_memory import tensors
 from eventloop.data.microbatches import Microbatches, collated
-from eventloop.data.zip_cycle import cycled, zipped
 
 __all__ = ["Microbatches", "collated", "cycled", "tensors", "to_host", "zipped"]

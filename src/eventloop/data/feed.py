@@ -9,10 +9,10 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data.batches import Count
+from eventloop.data.combined import USED_UP, tell_epoch, too_few
 from eventloop.data.loaders import source_of
 from eventloop.data.microbatches import microbatches_of
 from eventloop.data.token_weights import may_weigh_tokens
-from eventloop.data.zip_cycle import USED_UP, tell_epoch, too_few
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
 

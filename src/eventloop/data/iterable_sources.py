@@ -15,13 +15,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
+from eventloop.data.combined import USED_UP, is_map_style
 from eventloop.data.map_style import LoaderPasses, with_gathers
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import collate
 from eventloop.data.sampler_state import SamplerState, Stateful
 from eventloop.data.sharding import copy_with
-from eventloop.data.zip_cycle import USED_UP, is_map_style
 from eventloop.errors import TaskError
 from eventloop.rng import get_rng_state, is_generator, kept_generators, set_rng_state
 

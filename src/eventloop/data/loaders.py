@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from eventloop.data.batches import mover_to
+from eventloop.data.combined import Cycled, FirstBatches, NoData, Zipped, is_endless, is_map_style
 from eventloop.data.iterable_sources import IterableSource, restored_loader_state
 from eventloop.data.map_style import MapStyleSource
 from eventloop.data.resumable_sources import (
@@ -20,7 +21,6 @@ from eventloop.data.resumable_sources import (
 )
 from eventloop.data.sample_seeds import seed_of_part
 from eventloop.data.sampler_state import Stateful
-from eventloop.data.zip_cycle import Cycled, FirstBatches, NoData, Zipped, is_endless, is_map_style
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
 

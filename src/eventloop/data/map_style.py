@@ -17,13 +17,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from eventloop.data.combined import known_length
 from eventloop.data.draws import may_draw
 from eventloop.data.in_memory import gathering
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, reads_batches, seeded
 from eventloop.data.sharding import SHARED, RankPart, UnevenSteps, copy_with, order_as, shared_order
-from eventloop.data.zip_cycle import known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import KeptGenerators, kept_generators
 
@@ -138,15 +138,9 @@ class MapStyleSource(Source):
         return num_taken if length is None else min(num_taken, length)
 
     def first(self) -> Any:
-        parts = {
-            "num_workers": 0,
-            "prefetch_factor": None,
-            "timeout": 0,
-            "persistent_workers": False,
-        }
-        return next(
-            iter(copy_with(self._loader, **parts, **{self._sampler_name: [self.order.first]}))
-        )
+        alone = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
+        parts = {"persistent_workers": False, self._sampler_name: [self.order.first]}
+        return next(iter(copy_with(self._loader, **alone, **parts)))
 
     @property
     def _num_samples(self) -> int | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
-from eventloop.data.zip_cycle import (
+from eventloop.data.combined import (
     Cycled,
     Zipped,
     is_endless,

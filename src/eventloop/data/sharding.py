@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
+from eventloop.data.combined import Cycled, NoData, Zipped, innermost, is_map_style, known_length
 from eventloop.data.sample_seeds import mark_repeats, may_repeat, seed_of_part
 from eventloop.data.sampler_state import samplers_of
-from eventloop.data.zip_cycle import Cycled, NoData, Zipped, innermost, is_map_style, known_length
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
 

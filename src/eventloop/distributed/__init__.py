@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from eventloop.distributed.exit_status import in_ranks
+from eventloop.distributed.process_ends import in_ranks
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes

@@ -9,10 +9,10 @@ from zlib import crc32
 
 from torch import Tensor
 
+from eventloop.data.combined import innermost, is_map_style
 from eventloop.data.sharding import is_split_here
-from eventloop.data.zip_cycle import innermost, is_map_style
-from eventloop.errors import EventloopError
-from eventloop.naming import first_of, full_name
+from eventloop.errors import EventloopError, first_of
+from eventloop.naming import full_name
 from eventloop.training.sharded_tensors import indices_of, local, sharded
 
 if TYPE_CHECKING:

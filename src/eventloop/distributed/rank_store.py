@@ -28,7 +28,7 @@ from datetime import timedelta
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
-from eventloop.distributed.exit_status import Words, in_ranks, is_alive, kill_rank, this_machine
+from eventloop.distributed.process_ends import Words, in_ranks, is_alive, kill_rank, this_machine
 from eventloop.errors import EventloopError, SettingError
 from eventloop.mesh import Layout
 

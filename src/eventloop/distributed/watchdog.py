@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
 from eventloop.distributed.consistency import DECIDED_ALONE
-from eventloop.distributed.exit_status import (
+from eventloop.distributed.process_ends import (
     details,
     end_process,
     exit_status,

@@ -160,10 +160,8 @@ def edges_that_cannot_hold(
     wrapping = {_name(one) for one in found if one.wrapper}
     for one in found:
         hook = one.hook.name
-        for option, name in [
-            *(("before", n) for n in one.before),
-            *(("after", n) for n in one.after),
-        ]:
+        wishes = [("before", n) for n in one.before] + [("after", n) for n in one.after]
+        for option, name in wishes:
             other, what = fold(name), ""
             if other not in active or other == _name(one):
                 continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from eventloop.checkpoint.saver import interval_of
-from eventloop.data.zip_cycle import NoData, is_endless, known_length
+from eventloop.data.combined import NoData, is_endless, known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
 from eventloop.fixes import as_set

@@ -24,7 +24,7 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.distributed.checkpoint_crew import ALONE, Crew
-from eventloop.distributed.exit_status import is_alive, this_machine
+from eventloop.distributed.process_ends import is_alive, this_machine
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.files.disk import MAX_JSON_BYTES as MAX_MANIFEST_BYTES
 from eventloop.files.disk import CorruptFileError, NewFile

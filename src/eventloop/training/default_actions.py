@@ -15,9 +15,9 @@ from torch.optim import LBFGS, Optimizer
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
+from eventloop.data.combined import NoData, split_batch
 from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
-from eventloop.data.zip_cycle import NoData, split_batch
 from eventloop.errors import TaskError, a
 from eventloop.hook_markers import hookimpl
 from eventloop.mesh import Layout

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from eventloop.data.combined import FirstBatches, known_length, too_few
 from eventloop.data.iterable_sources import to_evaluate
 from eventloop.data.map_style import iterate
 from eventloop.data.microbatches import microbatches_of
-from eventloop.data.zip_cycle import FirstBatches, known_length, too_few
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from eventloop.distributed import rank_variables
 from eventloop.distributed.checkpoint_crew import CrewOfRanks
-from eventloop.distributed.exit_status import end_with_launcher, kill_group
+from eventloop.distributed.process_ends import end_with_launcher, kill_group
 
 TIMEOUT_S = 120.0
 

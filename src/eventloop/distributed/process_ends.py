@@ -1,4 +1,4 @@
-"""Processes of this machine: which exist, and how one ends, with which report and status."""
+"""How a process of this machine ends: killed or by itself, with which report and status; and which exist."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from eventloop.distributed.exit_status import end_process
+from eventloop.distributed.process_ends import end_process
 
 PARENT = """
 import subprocess, sys, time
-from eventloop.distributed.exit_status import ending_with_parent
+from eventloop.distributed.process_ends import ending_with_parent
 
 subprocess.Popen(
     [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"],

@@ -11,8 +11,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.checkpoint.schema import POSITION
 from eventloop.data import cycled, zipped
+from eventloop.data.combined import known_length
 from eventloop.data.feed import Feed
-from eventloop.data.zip_cycle import known_length
 from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 
