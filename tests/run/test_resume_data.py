@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop import Task, hookimpl, schedules
 from eventloop_testing import isolated_trainer, run_ranks
@@ -200,3 +202,64 @@ def test_what_an_evaluation_draws_is_drawn_again(tmp_path):
 
     assert evaluated(stopped, "3ba", "9ba", None)[-5:] == expected[-5:]
     assert len({str(row) for row in expected}) == len(expected)
+
+
+Pair = namedtuple("Pair", ["inputs", "targets"])
+
+
+class Uneven(IterableDataset):
+    """Has 4 samples on rank 0, and 12 on rank 1."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 4 + 8 * torch.distributed.get_rank():
+            self.at += 1
+            yield torch.full((3,), self.at / 12), self.at % 3
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def fit_named(folder, until=None):
+    """Trains over two epochs of six batches, of which rank 0 has two; gives the weights."""
+
+    def load():
+        return StatefulDataLoader(Uneven(), 2, collate_fn=lambda some: Pair(*default_collate(some)))
+
+    task = Task(
+        model=narrow,
+        loss=cross_entropy,
+        train_dataloader=load,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    settings = {"max_duration": "2ep", "checkpoint_interval": "1ba"}
+    with isolated_trainer(folder, task, **settings) as trainer:
+        trainer.fit(until=until)
+        return trainer.state.model.weight.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
+def test_a_run_whose_batches_no_checkpoint_can_hold_goes_on(tmp_path):
+    """The batch that a rank repeats is left out: while it has data, another one will do."""
+    expected = run_ranks(fit_named, tmp_path / "in one go")
+
+    run_ranks(fit_named, tmp_path / "stopped", "1ba")
+    run_ranks(fit_named, tmp_path / "stopped", "6ba")
+    actual = run_ranks(fit_named, tmp_path / "stopped")
+
+    assert actual == expected
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_rank_without_data_and_without_a_batch_to_repeat_is_told(tmp_path):
+    """Only the end of the epoch has neither."""
+    run_ranks(fit_named, tmp_path, "4ba")
+
+    with pytest.raises(RankError, match="couldn't hold the batch that this rank, out of data,"):
+        run_ranks(fit_named, tmp_path)

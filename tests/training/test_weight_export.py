@@ -78,3 +78,6 @@ def test_what_is_no_tensor_is_not_exported_and_told(make_trainer, make_task, cle
         trainer.export(clean / "model.safetensors")
 
     assert load_file(clean / "model.safetensors").keys() == {"weight", "bias"}
+    other = make_trainer(make_task(model=lambda: Extra(3, 3)))
+    other.load_weights(clean / "model.safetensors")
+    assert torch.equal(other.state.model.weight, trainer.state.model.weight)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense, map_leaves
+from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_dense, map_leaves
 from eventloop.checkpoint.left_out_weights import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
@@ -113,7 +113,7 @@ class Capture:
         }
         own = {
             **{name: dict(one.state_dict()) for name, one in self._own.items()},
-            "feed": self._feeds.current.state_dict(),
+            "feed": _savable(self._feeds.current.state_dict()),
             "generators": dict(self.generators.state_dict(state)),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
@@ -257,6 +257,15 @@ def _put_schedulers(state: State, saved: Mapping[str, Any]) -> None:
             # torch warns of a scheduler that steps before its optimizer has; this one's has, in
             # another process. Private, and there is no public way to say so (torch 2.13).
             vars(state.optimizers[name])["_opt_called"] = True
+
+
+def _savable(feed: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state of a feed; without its first batch, if a checkpoint can't hold that."""
+    try:
+        flatten(map_leaves(feed["first"], lambda one: one), "first")
+    except CheckpointError:
+        return {**feed, "first": None}
+    return feed
 
 
 def _moved(nest: Any, device: torch.device | str) -> Any:

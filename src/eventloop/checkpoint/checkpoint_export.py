@@ -241,11 +241,12 @@ def _file_names_in(index: Path) -> dict[str, str]:
 
 
 def with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the missing names of tied parameters to weights."""
+    """Adds what a file can't have: further names of tied parameters, and the model's extra states."""
     names: dict[int, list[str]] = {}
     for name, one in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(one), []).append(name)
-    found = dict(weights)
+    own = model.state_dict()
+    found = {name: own[name] for name in own if name.endswith("_extra_state")} | dict(weights)
     for same in names.values():
         there = next((name for name in same if name in weights), None)
         if there is not None:

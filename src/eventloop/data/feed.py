@@ -122,6 +122,9 @@ class Feed:
         length = self._own_length
         self._is_padding = not self._peeked if length is None else self.num_taken >= length
         batch = self._first
+        if self._is_padding and batch is None:
+            what = "the checkpoint couldn't hold the batch that this rank, out of data, repeats"
+            raise TaskError(what, fix="resume from a checkpoint at the end of an epoch")
         try:
             if not self._is_padding:
                 batch = self._peeked.pop() if self._peeked else next(self._iterator)
