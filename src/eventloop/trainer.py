@@ -226,7 +226,7 @@ class Trainer:
     def sanity_eval(self, num_batches: int = 2) -> None:
         """Evaluates a few batches and discards the results, to find errors early.
 
-        Called before `fit`. No event fires, and metrics, random generators and
+        Called before `fit`. No event fires, and metrics, global random generators and
         results stay as they are.
 
         Args:

@@ -13,6 +13,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from eventloop import Task, TaskError, Trainer, hookimpl
+from eventloop.data.token_weights import may_take
 from eventloop_testing import run_ranks
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -282,3 +283,12 @@ def test_a_compiled_model_is_compiled_once():
 
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+def test_a_compiled_model_takes_what_it_takes():
+    """`torch.compile` returns a module whose `forward` takes anything."""
+    plain = torch.nn.Linear(2, 2)
+    compiled = torch.compile(plain, backend="eager")
+
+    assert [may_take(one, "labels") for one in (plain, compiled)] == [False, False]
+    assert may_take(compiled, "input")

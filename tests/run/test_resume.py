@@ -322,3 +322,96 @@ def test_a_run_begins_at_a_checkpoint_in_memory(tmp_path):
 
     actual = resumed.state.model.state_dict()
     assert all(torch.equal(actual[name], one) for name, one in expected.items())
+
+
+class Centre(nn.Module):
+    """A loss that learns: a running mean, and numbers that an optimizer has."""
+
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("weight", torch.full((3,), weight))
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, outputs, targets):
+        if torch.is_grad_enabled():
+            self.mean.mul_(0.9).add_(outputs.detach().mean(0), alpha=0.1)
+        return nn.functional.cross_entropy(outputs - self.mean + self.shift, targets, self.weight)
+
+
+def fit_with_loss(folder: Path, loss: Centre, until: str | None = None) -> dict[str, Any]:
+    """Trains model and loss together; gives the weights of both."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam([*model.parameters(), *loss.parameters()], 0.05)
+
+    task = tiny_task(loss=loss, optimizer=optimizer)
+    allowed = Allowed(config_change=True)
+    settings = {"max_duration": "3ep", "checkpoint_interval": "1ba"}
+    with isolated_trainer(folder, task, allowed=allowed, **settings) as trainer:
+        trainer.fit(until=until)
+        weights = {**trainer.state.model.state_dict(), **loss.state_dict()}
+        return {name: one.clone() for name, one in weights.items()}
+
+
+def test_a_loss_that_learns_goes_on(tmp_path):
+    """Its buffers and parameters aren't the model's, and would begin anew."""
+    expected = fit_with_loss(tmp_path / "in one go", Centre())
+
+    fit_with_loss(tmp_path / "stopped", Centre(), "4ba")
+    actual = fit_with_loss(tmp_path / "stopped", Centre())
+
+    assert all(torch.equal(one, expected[name]) for name, one in actual.items())
+
+
+def test_a_loss_keeps_the_numbers_that_it_is_given_now(tmp_path):
+    """Weights of the classes that were changed aren't those of the checkpoint."""
+    fit_with_loss(tmp_path, Centre(), "4ba")
+
+    assert fit_with_loss(tmp_path, Centre(2.0))["weight"].tolist() == [2.0] * 3
+
+
+def test_a_group_without_parameters_goes_on(tmp_path):
+    """As helpers make them that part weights from biases, where there is none of a kind."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        groups = [{"params": [*model.parameters()]}, {"params": [], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, 0.1)
+
+    for until in ("2ba", None):
+        settings = {"max_duration": "2ep", "checkpoint_interval": "1ba"}
+        with isolated_trainer(tmp_path, tiny_task(optimizer=optimizer), **settings) as trainer:
+            trainer.fit(until=until)
+
+    assert trainer.state.clock.batch == 6
+
+
+class Decay:
+    """A function with a state, of which torch saves what it holds."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, epoch):
+        self.seen += 1
+        return 1 / (1 + epoch)
+
+
+def test_a_schedule_of_functions_and_objects_goes_on(tmp_path):
+    """Each is compared with its own: one holds nothing, the other something."""
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda epoch: 0.9**epoch, Decay()])
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [{"params": one} for one in (model[0].parameters(), model[2].parameters())], 0.1
+        )
+
+    for until in ("2ba", None):
+        task = tiny_task(optimizer=optimizer, scheduler=scheduler)
+        settings = {"max_duration": "2ep", "checkpoint_interval": "1ba"}
+        with isolated_trainer(tmp_path, task, **settings) as trainer:
+            trainer.fit(until=until)
+
+    assert trainer.state.clock.batch == 6

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import CatMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from eventloop.data.batches import Count
@@ -188,3 +188,40 @@ print("torchmetrics" in sys.modules)
     done = run_python(code)
 
     assert done.stdout == "False\n", done.stderr
+
+
+class Texts(Metric):
+    """Keeps texts, which have neither type nor device."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("texts", [], dist_reduce_fx=None)
+
+    def update(self, outputs, targets):
+        self.texts.append("a")
+
+    def compute(self):
+        return torch.tensor(len(self.texts))
+
+
+def test_metrics_of_training_may_be_collected_and_keep_lists(make_trainer, make_task, tmp_path):
+    """A collection has names of its own; texts are saved as they are, and what is kept has no graph."""
+
+    class Kept(CatMetric):
+        def update(self, outputs, targets):
+            assert outputs.grad_fn is None
+            super().update(outputs)
+
+    metrics = {
+        "all": MetricCollection({"a": MulticlassAccuracy(3), "b": Seen()}),
+        "texts": Texts(),
+        "kept": Kept(),
+    }
+    for until in ("2ba", None):
+        task = make_task(train_metrics=metrics)
+        settings = {"run_dir": tmp_path, "checkpoint_interval": "1ba", "max_duration": "1ep"}
+        trainer = make_trainer(task, log_interval="1ep", **settings)
+        trainer.fit(until=until)
+        trainer.close()
+
+    assert {"all.a", "all.b", "texts", "kept"} <= trainer.state.train_metrics.keys()

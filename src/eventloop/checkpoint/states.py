@@ -120,7 +120,7 @@ def _placed(
     if isinstance(fresh, list):
         if not isinstance(value, list):
             raise ValueError(f"{name} is a tensor, not a list of them")
-        return [part.to(device) for part in value]
+        return [part.to(device) if isinstance(part, Tensor) else part for part in value]
     if not isinstance(value, Tensor) or not _fits(value, fresh):
         raise ValueError(f"{name} isn't a tensor of shape {tuple(fresh.shape)}")
     return value.to(device)

@@ -33,9 +33,9 @@ def may_weigh_tokens(state: State) -> bool:
 
 
 def may_take(model: nn.Module, keyword: str) -> bool:
-    """Whether a model's `forward` has a parameter of this name, as far as is known."""
+    """Whether a model's `forward` has a parameter of this name, as far as is known; compiled or not."""
     try:
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
     except ValueError:  # written in C
         return True
     return keyword in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -46,7 +46,7 @@ def keeps_cache(model: nn.Module) -> bool:
 
     With them it doesn't see that documents are packed in a row (transformers 5.23).
     """
-    if hasattr(model, "get_base_model"):  # of peft
+    if hasattr(model := getattr(model, "_orig_mod", model), "get_base_model"):  # of peft
         model = cast("Any", model).get_base_model()
     return _loss_type(model) != "" and "use_cache" in inspect.signature(model.forward).parameters
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -145,30 +147,47 @@ class Task:
     def hooks(self) -> SimpleNamespace:
         """Returns a plugin that implements exactly the hooks for which the task has a value."""
         given: dict[str, Callable[..., Any]] = {"build_model": _model_hook(self.model)}
-        if self.train_dataloader is not None:
-            given["build_train_dataloader"] = _train_dataloader_hook(self.train_dataloader)
+        if (loader := self.train_dataloader) is not None:
+            given["build_train_dataloader"] = lambda state: _iterable(
+                _called(loader, state), "train_dataloader"
+            )
         loaders = (self.eval_dataloaders, self.test_dataloaders)
         if any(one is not None for one in loaders):
             given["build_eval_dataloaders"] = _eval_dataloaders_hook(*loaders)
-        if self.optimizer is not None:
-            given["build_optimizers"] = _optimizers_hook(self.optimizer)
+        if (optimizer := self.optimizer) is not None:
+            given["build_optimizers"] = lambda state: named_optimizers(optimizer(state.model))
         if self.scheduler is not None:
             given["build_schedulers"] = schedulers_hook(self.scheduler, self.scheduler_interval)
         if self.metrics is not None or self.train_metrics is not None:
             given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics)
         if self.forward is not None:
-            given["forward"] = _forward_hook(self.forward)
+            given["forward"] = _on_microbatch(self.forward, "forward", tuple(_SOURCES))
         if self.loss is not None:
             given["loss"] = _loss_hook(self.loss)
-        if isinstance(loss := self.loss, nn.Module):  # with weights of the classes, say
-            given["init"] = lambda state: loss.to(state.device)
         if self.num_tokens is not None or self.num_samples is not None:
             given["count_batch"] = _count_hook(self.num_tokens, self.num_samples)
         if self.loss_weight is not None:
-            given["weigh_microbatch"] = _weigh_hook(self.loss_weight)
+            given["weigh_microbatch"] = _on_microbatch(self.loss_weight, "loss_weight", _OF_BATCH)
         if not self.loss_splits:
             given["split_batch"] = _in_one_piece
-        return SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
+        plugin = SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
+        if isinstance(loss := self.loss, nn.Module):  # with weights of the classes, say
+            plugin.init = hookimpl(lambda state: loss.to(state.device))
+            built = copy.deepcopy(loss.state_dict())
+            plugin.state_dict = lambda: _changed(loss.state_dict(), built)
+            plugin.load_state_dict = lambda saved, version: loss.load_state_dict(
+                saved, strict=False
+            )
+        return plugin
+
+
+def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries that differ from what they were: a loss that is given other numbers keeps them."""
+    return {
+        name: one
+        for name, one in now.items()
+        if not isinstance(one, Tensor) or not torch.equal(one, then[name].to(one.device))
+    }
 
 
 def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State], nn.Module]:
@@ -184,13 +203,6 @@ def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State],
         return model if is_meta else model.to(state.device)
 
     return build_model
-
-
-def _train_dataloader_hook(given: Any) -> Callable[[State], Any]:
-    def build_train_dataloader(state: State) -> Any:
-        return _iterable(_called(given, state), "train_dataloader")
-
-    return build_train_dataloader
 
 
 def _eval_dataloaders_hook(given: Any, for_test: Any) -> Callable[[State], Mapping[str, Any]]:
@@ -226,23 +238,14 @@ def _named_loaders(state: State, given: Any, what: str, alone: str) -> dict[str,
     }
 
 
-def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any]:
-    def build_optimizers(state: State) -> Mapping[str, Optimizer]:
-        return named_optimizers(given(state.model))
-
-    return build_optimizers
-
-
 def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str, Any]]:
     def build_metrics(state: State, dataset: str) -> Mapping[str, Any]:
         given = for_training if dataset == "train" else for_eval
         if dataset != "train" and isinstance(given, Mapping):
             given = _of_set(given, dataset.removeprefix("eval/"), state.eval_dataloaders)
-        if given is None:
-            return {}
-        if isinstance(given, Mapping) and not given:
-            return {"loss": None}
-        return fresh_metrics(given, state)
+        if isinstance(given, Mapping):
+            given = given or {"loss": None}
+        return {} if given is None else fresh_metrics(given, state)
 
     return build_metrics
 
@@ -259,13 +262,15 @@ def _of_set(metrics: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     return metrics.get(name)
 
 
-def _forward_hook(given: Callable[..., Any]) -> Callable[[State], Any]:
-    call = _by_name(given, "forward", ("model", "batch", "inputs", "targets", "state"))
+def _on_microbatch(
+    given: Callable[..., Any], what: str, allowed: Sequence[str]
+) -> Callable[[State], Any]:
+    call = _by_name(given, what, allowed)
 
-    def forward(state: State) -> Any:
+    def hook(state: State) -> Any:
         return call(state, state.batch if state.microbatch is None else state.microbatch)
 
-    return forward
+    return hook
 
 
 def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]:
@@ -317,18 +322,6 @@ def _count_hook(
         return Count(samples, tokens)
 
     return count_batch
-
-
-def _weigh_hook(loss_weight: Callable[..., Any]) -> Callable[[State], float | Tensor]:
-    weight_of = _by_name(loss_weight, "loss_weight", _OF_BATCH)
-
-    def weigh_microbatch(state: State) -> float | Tensor:
-        weight: float | Tensor = weight_of(
-            state, state.batch if state.microbatch is None else state.microbatch
-        )
-        return weight
-
-    return weigh_microbatch
 
 
 def _in_one_piece(state: State) -> list[Any]:

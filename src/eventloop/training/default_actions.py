@@ -298,7 +298,10 @@ class Defaults:
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Metric]) -> bool:
         if metrics:
-            predicted = predictions(state.outputs)
+            found = predictions(state.outputs)  # a metric may keep it, but not its graph
+            predicted = batches.map_tensors(
+                lambda one: getattr(one, "detach", lambda: one)(), found
+            )
             targets = state.targets
             for name, metric in metrics.items():
                 try:

@@ -74,7 +74,7 @@ def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
 
 def log_train_metrics(state: State) -> None:
     """Logs the metrics of training since they were last logged, and empties them."""
-    if not state.even_batches:
+    if state.world_size > 1 and not state.even_batches:
         _take_part(state)
     counted = {name: one for name, one in state.metrics["train"].items() if one.update_called}
     results = compute(counted)
@@ -359,13 +359,17 @@ def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | MeanOf | Non
             fix="name them: {'accuracy': MulticlassAccuracy(10)}",
         )
     named = (Mapping, nn.ModuleDict)  # a `MetricCollection`
-    is_whole = isinstance(metrics, named) or is_metric(metrics)
-    if not is_whole and callable(metrics) and _takes(metrics):
+    if not (isinstance(metrics, named) or is_metric(metrics)) and _takes(metrics):
         metrics = metrics()
     if not isinstance(metrics, named):
         kind = type(metrics).__name__.lower() if is_metric(metrics) else "metric"
         metrics = {getattr(metrics, "__name__", kind): metrics}
-    return {str(name): _fresh(str(name), metric, state) for name, metric in metrics.items()}
+    parts = (
+        (f"{name}.{part}".rstrip("."), one)
+        for name, metric in metrics.items()
+        for part, one in (metric.items() if isinstance(metric, nn.ModuleDict) else [("", metric)])
+    )
+    return {name: _fresh(name, one, state) for name, one in parts}
 
 
 def _fresh(name: str, metric: Any, state: State) -> Metric | MeanOf | None:
@@ -398,6 +402,6 @@ def _takes(function: Callable[..., Any], *args: None) -> bool:
         inspect.signature(function).bind(*args)
     except ValueError:  # written in C
         return True
-    except TypeError:
+    except TypeError:  # or it can't be called at all
         return False
     return True

@@ -141,8 +141,8 @@ def is_alike(one: Any, other: Any) -> bool:
     if isinstance(other, list | tuple):
         if not isinstance(one, list | tuple):
             return False
-        if isinstance(other, tuple) and len(one) != len(other):
-            return False
+        if isinstance(other, tuple) or len(one) == len(other):
+            return len(one) == len(other) and all(map(is_alike, one, other))
         return not other or (bool(one) and all(is_alike(entry, other[0]) for entry in one))
     return isinstance(one, Mapping if isinstance(other, Mapping) else type(other))
 
@@ -171,7 +171,8 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         options = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
         for now, then in zip(groups, saved, strict=True):
             # Its constructor knows the ranges of its options, and which shapes it takes.
-            like = [torch.zeros((1,) * one.dim(), dtype=one.dtype) for one in now["params"][:1]]
+            params = now["params"][:1] or [torch.zeros(1)]
+            like = [torch.zeros((1,) * one.dim(), dtype=one.dtype) for one in params]
             type(optimizer)(like, **{name: then[name] for name in options})
         _require_tensors(optimizer, state)
 
@@ -188,9 +189,8 @@ def fitting_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any
     if not isinstance(scheduler, LRScheduler):
         return dict(state)
     now = scheduler.state_dict()
-    for name in _NEEDED:
-        if name in now and name not in state:
-            raise KeyError(name)
+    if missing := [name for name in _NEEDED if name in now and name not in state]:
+        raise KeyError(missing[0])
     for name, value in now.items():
         if name in state and not is_alike(state[name], value):
             raise ValueError(f"{name} is {_shown(state[name])}, not like {value!r}")
