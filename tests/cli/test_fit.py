@@ -200,6 +200,29 @@ def test_a_plugin_that_can_not_take_part_stops_the_run(run, tiny, install, code,
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def __init__(self, *, x: int): pass",
+        "def __init__(self): 1 / 0",
+        'requires = ("nosuch",)',
+        'name = "task"',
+    ],
+)
+def test_the_way_out_of_a_plugin_of_a_file_is_its_flag(run, tiny, body):
+    """`-p no:NAME` beside `-p FILE:CLASS` would contradict it."""
+    Path("own.py").write_text(
+        "from eventloop import hookimpl\n"
+        f"class Own:\n    {body}\n    @hookimpl\n    def fit_start(self): pass\n"
+    )
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "own.py:Own")
+
+    assert ran.status in (1, 2)
+    assert "leave `-p own.py:Own` out" in ran.err
+    assert "no:" not in ran.err
+
+
 def test_two_plugins_of_one_name_stop_the_run(run, tiny, install):
     """Both are named, with versions."""
     install("twin-test", distribution="one", version="1.0")

@@ -80,4 +80,4 @@ def test_what_fails_to_start_early_names_its_plugin(tiny, install):
         prepare(read_arguments(["tiny.py"], COMMAND), COMMAND, trains=True)
 
     assert "plugin  starts (eventloop-starts 1.0)" in str(raised.value)
-    assert "switch it off" in str(raised.value)
+    assert "switch the plugin off" in str(raised.value)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from eventloop.config.unknown_names import unknown_keys
 from eventloop.errors import EventloopError, PluginError, text_of
-from eventloop.fixes import switch_off
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
@@ -123,7 +122,7 @@ def unexpected(subject: Found | Plugin, error: BaseException) -> PluginError:
         f"{subject.name} can't be looked at: {type(error).__name__}: " + text_of(error),
         subjects=[subject],
         plugin=subject.origin,
-        fix="fix it, or switch it off with " + switch_off(subject.name),
+        fix="fix it, or " + subject.way_out,
     )
     problem.__cause__ = error
     return problem

@@ -11,7 +11,7 @@ from typing import Any
 from eventloop.clock import Time
 from eventloop.config.option_types import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest, text_of
-from eventloop.fixes import shell, switch_off
+from eventloop.fixes import shell
 from eventloop.naming import FunctionName, brief, fold
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
@@ -58,7 +58,7 @@ def build(found: Found, target: Callable[..., object], options: Mapping[str, Any
         arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise found.problem(
             f"{found.name} can't be built: {type(error).__name__}: " + text_of(error),
-            "change its options, or switch it off with " + switch_off(found.name),
+            "change its options, or " + found.way_out,
             call=f"{target.__name__}({arguments})",
         ) from error
 
@@ -176,6 +176,6 @@ def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> 
 def _missing(found: Found, option: Option) -> PluginError:
     return found.problem(
         f"{found.name} needs its option {option.name!r}, which has no default",
-        f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
-        "plugin off with " + switch_off(found.name),
+        f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or "
+        + found.way_out,
     )

@@ -111,7 +111,8 @@ def _unusable(found: Found) -> PluginError:
     return found.problem(
         f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
         f"and {' and '.join(RESERVED)} stand for something else",
-        "rename its entry point, or switch the plugin off with " + switch_off(found.name),
+        ("give it another `name`, or " if found.local else "rename its entry point, or ")
+        + found.way_out,
     )
 
 

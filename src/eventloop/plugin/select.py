@@ -247,7 +247,7 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> It
                 f"{plugin.name} requires {name}{versions}, " + why,
                 subjects=[plugin, *filter(None, [other])],
                 plugin=plugin.origin,
-                fix=f"{fix}, or switch {plugin.name} off with " + switch_off(plugin.name),
+                fix=f"{fix}, or " + plugin.way_out,
             )
         for name, versions in map(_parsed, plugin.facts.conflicts):
             other = active.get(fold(name))
