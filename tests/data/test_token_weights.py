@@ -13,7 +13,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from eventloop import Task, TaskError, Trainer, hookimpl
-from eventloop.data.token_weights import may_take
+from eventloop.data.token_weights import keeps_cache, may_take
 from eventloop_testing import run_ranks
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -292,3 +292,18 @@ def test_a_compiled_model_takes_what_it_takes():
 
     assert [may_take(one, "labels") for one in (plain, compiled)] == [False, False]
     assert may_take(compiled, "input")
+
+
+def test_a_compiled_model_keeps_a_cache_as_it_did():
+    """With one a model of transformers doesn't see that documents are packed in a row."""
+
+    class Cached(torch.nn.Module):
+        config, loss_type, loss_function = None, "ForCausalLM", None
+
+        def forward(self, input_ids, use_cache=True):
+            return input_ids
+
+    plain = Cached()
+
+    assert keeps_cache(plain)
+    assert keeps_cache(torch.compile(plain, backend="eager"))
