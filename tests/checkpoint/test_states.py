@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchmetrics
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eventloop import Trainer, hookimpl
 from eventloop.checkpoint.checkpoint_export import saved_weights_at
-from eventloop.checkpoint.states import UnreadTensor, unread
+from eventloop.checkpoint.states import UnreadTensor, counts_of, put_counts, unread
 from eventloop_testing import run_ranks, tiny_task
 
 
@@ -152,3 +153,27 @@ def test_a_generator_that_is_alike_stays_so_when_a_rank_is_new(tmp_path):
 
     assert alike == other
     assert not set(alike) & set(alone)
+
+
+class Texts(torchmetrics.Metric):
+    """Keeps texts, which have no device."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("texts", [], dist_reduce_fx=None)
+
+    def update(self, text):
+        self.texts.append(text)
+
+    def compute(self):
+        return torch.tensor(len(self.texts))
+
+
+def test_texts_that_a_metric_keeps_are_restored_as_they_are():
+    """Only tensors are moved to the device."""
+    saved, restored = Texts(), Texts()
+    saved.update("a")
+
+    put_counts({"texts": restored}, counts_of({"texts": saved}))
+
+    assert (restored.texts, int(restored.compute())) == (["a"], 1)
