@@ -364,6 +364,33 @@ def test_a_loss_that_learns_goes_on(tmp_path):
     assert all(torch.equal(one, expected[name]) for name, one in actual.items())
 
 
+class Teacher(nn.Module):
+    """Compares with a frozen network, and makes a buffer when it is called first."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Linear(3, 3).requires_grad_(False)
+        self.num = None
+
+    def forward(self, outputs, targets):
+        if self.num is None:
+            del self.num
+            self.register_buffer("num", torch.zeros(()))
+        self.num = self.num + 1
+        return nn.functional.mse_loss(outputs, self.teacher(outputs).detach() + self.num)
+
+
+def test_what_of_a_loss_never_changes_is_not_saved(tmp_path):
+    """A teacher may be as large as the model; buffers may be replaced, and come later."""
+    with isolated_trainer(
+        tmp_path, tiny_task(loss=Teacher()), checkpoint_interval="1ep"
+    ) as trainer:
+        trainer.fit()
+
+    checkpoint = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert read_checkpoint(checkpoint).parts["plugins"]["task"]["state"].keys() == {"num"}
+
+
 def test_a_loss_keeps_the_numbers_that_it_is_given_now(tmp_path):
     """Weights of the classes that were changed aren't those of the checkpoint."""
     fit_with_loss(tmp_path, Centre(), "4ba")

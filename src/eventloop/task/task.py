@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -172,22 +170,26 @@ class Task:
             given["split_batch"] = _in_one_piece
         plugin = SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
         if isinstance(loss := self.loss, nn.Module):  # with weights of the classes, say
-            plugin.init = hookimpl(lambda state: loss.to(state.device))
-            built = copy.deepcopy(loss.state_dict())
-            plugin.state_dict = lambda: _changed(loss.state_dict(), built)
-            plugin.load_state_dict = lambda saved, version: loss.load_state_dict(
-                saved, strict=False
-            )
+            built: dict[str, tuple[Tensor, int]] = {}
+            plugin.init = hookimpl(lambda state: built.update(_buffers(loss.to(state.device))))
+            plugin.state_dict = lambda: _changed(loss, built)
+            plugin.load_state_dict = lambda saved, _: loss.load_state_dict(saved, strict=False)
         return plugin
 
 
-def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries that differ from what they were: a loss that is given other numbers keeps them."""
-    return {
-        name: one
-        for name, one in now.items()
-        if not isinstance(one, Tensor) or not torch.equal(one, then[name].to(one.device))
-    }
+def _buffers(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Returns a module's buffers by name, each with how often it was written to."""
+    return {name: (one, one._version) for name, one in module.named_buffers()}
+
+
+def _changed(loss: nn.Module, built: Mapping[str, tuple[Tensor, int]]) -> dict[str, Any]:
+    """Returns what is trained of a loss, and the buffers that were replaced or written to."""
+    names = {name for name, one in loss.named_parameters() if one.requires_grad}
+    for name, (one, version) in _buffers(loss).items():
+        then = built.get(name)
+        if then is None or one is not then[0] or version != then[1]:
+            names.add(name)
+    return {name: one for name, one in loss.state_dict().items() if name in names}
 
 
 def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State], nn.Module]:
@@ -262,9 +264,7 @@ def _of_set(metrics: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     return metrics.get(name)
 
 
-def _on_microbatch(
-    given: Callable[..., Any], what: str, allowed: Sequence[str]
-) -> Callable[[State], Any]:
+def _on_microbatch(given: Callable[..., Any], what: str, allowed: Sequence[str]) -> Any:
     call = _by_name(given, what, allowed)
 
     def hook(state: State) -> Any:
