@@ -10,7 +10,6 @@
 - References: a name between backticks in a docstring or comment of `src` exists.
 - Tests: a test file is named after the module of `src` that it tests, in the folder of that module.
 - Devices: outside of `eventloop.devices`, no code names a type of accelerator or compares one.
-- Budget: `src` has no more lines of Python than `MOST_LINES`.
 
 Prints a line for each finding, with what to write instead; the exit status is 1 if there are any.
 """
@@ -29,19 +28,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Of `src`. A commit that removes lines lowers it; what adds some pays for them in the same commit.
-# Raised by 106 for batches of parts, by 21 for owners that names alone order, by 37 for losses over
-# pairs and metrics of a set's own, by 95 for texts in the log, by 131 for second models that only
-# compute, by 180 for checkpoints that leave weights out and for other readers of weights, by 8 for
-# an error that names who replaced an optimizer, by 33 for compiled updates of plugins, by
-# 48 for errors that name weights that a model lacks and what to write for lists, folders, companions,
-# texts and batches of parts, by 38 for tasks that keep installed algorithms off and the line that says so,
-# by 66 for norms and clipping over plain and sharded tensors together, by 51 for saving and loading DTensors,
-# which eventloop-fsdp did until now, by 24 for data loaders that seed their samples themselves or whose
-# state suits any number of ranks, and for samplers that begin anywhere, by 350 for ranks that share samples:
-# layouts, their names in messages, comparisons by part and by shard, by 1 for losses with weights on a device,
-# by 3 for bridges whose losses broadcast as under the other framework.
-MOST_LINES = 32_193
 # Searched for in strings and comments, each with what to write instead.
 _WORDS = tuple(
     (re.compile(pattern), instead)
@@ -262,14 +248,6 @@ def mirrored(tests: Path, source: Path, reasons: Mapping[str, str]) -> Iterator[
     yield from (f"{one} is an exception that no test file needs" for one in sorted(unused))
 
 
-def budget(folder: Path, most: int) -> Iterator[str]:
-    """Yields a line if the Python files of a folder haven't as many lines as the budget says."""
-    lines = sum(len(path.read_bytes().splitlines()) for path in folder.rglob("*.py"))
-    if lines != most:
-        remedy = "remove as many as were added" if lines > most else f"set MOST_LINES = {lines:_}"
-        yield f"{folder}: {lines:,} lines, the budget is {most:,}; {remedy}"
-
-
 def main(arguments: list[str]) -> int:
     """Prints the findings; returns the exit status."""
     paths = [Path(one) for one in arguments] or [
@@ -297,7 +275,6 @@ def main(arguments: list[str]) -> int:
             for one in (ROOT / "src", *sorted(ROOT.glob("plugins/*/src")))
             for line in (*identifiers(one), *devices(one))
         ]
-        found += budget(ROOT / "src", MOST_LINES)
     sys.stdout.writelines(f"{line}\n" for line in found)
     return int(bool(found))
 

@@ -433,17 +433,6 @@ def test_lint_finds_two_files_of_one_name(lint, tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_lint_counts_the_lines_of_a_folder(tmp_path):
-    """The sources only shrink: what adds a line removes another."""
-    budget = runpy.run_path(str(ROOT / "tools" / "lint.py"))["budget"]
-    (tmp_path / "a.py").write_text("1\n2\n")
-    (tmp_path / "b.md").write_text("1\n2\n")
-
-    assert [*budget(tmp_path, 2)] == []
-    assert "2 lines, the budget is 1; remove" in next(budget(tmp_path, 1))
-    assert "2 lines, the budget is 3; set MOST_LINES = 2" in next(budget(tmp_path, 3))
-
-
 def private_reads(source: str) -> list[str]:
     """Returns what code reads or writes of a State that starts with an underscore."""
     found = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
