@@ -185,11 +185,11 @@ def test_a_prediction_after_an_interrupted_fit_is_of_its_own_batches(interrupted
 
 
 def test_a_fit_after_an_interrupted_one_starts_without_its_gradients(interrupted, make_batches):
-    """Half a batch must not be part of the next step."""
+    """The batch is repeated, and half of it must not be part of its step."""
     model = nn.Linear(3, 3)
     model.load_state_dict(interrupted.state.model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for inputs, targets in zip(*(part.split(2) for part in make_batches()[1])):
+    for inputs, targets in zip(*(part.split(2) for part in make_batches()[0])):
         (nn.functional.cross_entropy(model(inputs), targets) * 0.5).backward()
     optimizer.step()
 

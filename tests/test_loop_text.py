@@ -17,9 +17,16 @@ from eventloop.loop import Loop
 from eventloop.plugin.declared_hooks import HOOKS
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "design.md"
-# Told of at any time; and what a fit that failed in mid-batch left is dropped before the first line.
+# Called at any time; and what an earlier fit that raised has left is no part of the pseudo-code.
 ANYWHERE = {"log", "exception", "close", "checkpoint_saved"}
-SKIPPED = {"_start_clean", "deliver_everything", "update", "_repeat"}
+SKIPPED = {
+    "_start_clean",
+    "_continue_after_epoch",
+    "_continue_batch",
+    "deliver_everything",
+    "update",
+    "_repeat",
+}
 # What a call runs, where the name is a parameter or belongs to another class.
 RUNS: dict[str, Callable[..., object]] = {
     "train_batch": Loop.train_batch,

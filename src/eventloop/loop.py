@@ -15,12 +15,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.data import to_host
-from eventloop.data.feed import Feeds
+from eventloop.data.feed import NO_SAMPLES, Feeds
 from eventloop.hook_markers import hookimpl
 from eventloop.plugin.plans import Plans
 from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State
 from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
+from eventloop.training.interrupted_fit import (
+    InterruptedFit,
+    Stage,
+    require_same_stage,
+    warn_of_lost_batch,
+)
 from eventloop.training.metrics import log_train_metrics
 from eventloop.training.plugin_updates import (
     Accumulate,
@@ -64,11 +70,15 @@ class Loop:
         "_active",
         "_best_weights",
         "_can_update",
+        "_epoch_is_complete",
         "_evaluated_at",
         "_has_begun",
         "_in_training",
+        "_interrupted",
         "_numbers",
         "_saved_at",
+        "_stage",
+        "_stepped",
         "feeds",
         "hooks",
         "is_finished",
@@ -101,13 +111,34 @@ class Loop:
         self._in_training = False
         self._evaluated_at = -1
         self._saved_at = -1
+        # How far the batch or the epoch under way has come: what a fit that raises has left to do.
+        self._stage: Stage = "idle"
+        self._stepped: bool | StepOutcome = False
+        self._epoch_is_complete = False
+        self._interrupted: InterruptedFit | None = None
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the last fit raised, so that the next one continues where it was."""
+        return self._interrupted is not None
 
     def fit(self, state: State, duration: Time | None) -> None:
         """Trains until `state.until`, or until the run is stopped.
 
+        After an exception, the next call continues where this one raised.
+
         Args:
             duration: the length of the whole run, of which this fit may be a part.
         """
+        try:
+            self._fit(state, duration)
+        except BaseException:
+            self.is_finished = False
+            if self._interrupted is None:  # else this fit hasn't come to what an earlier one left
+                self._interrupted = self._interrupted_fit(state)
+            raise
+
+    def _fit(self, state: State, duration: Time | None) -> None:
         hooks = self.hooks
         self.is_finished = False
         self._start_clean(state)
@@ -122,9 +153,11 @@ class Loop:
             self._save(state)
 
         self.processes.exchange.settle(state)
+        self._continue_after_epoch(state)
         over = self.resume_point.between_epochs(state)
         while not over:
             over = self._epoch(state)
+        self._stage = "ending"
 
         self.processes.exchange.settle(state)
         if not state.clock.reached(state.until):
@@ -144,6 +177,7 @@ class Loop:
         if is_over:
             self._in_training = False
             hooks.training_end(state)
+        self._stage = "idle"
 
     def _epoch(self, state: State) -> bool:
         """Trains for one epoch, or the rest of it; returns whether the fit is over."""
@@ -155,62 +189,93 @@ class Loop:
             feed.start_epoch(state.clock.epoch)
             state.num_batches = feed.num_batches
         state.even_batches = feed.is_even
+        self._continue_batch(state, feed)
 
         end_epoch: bool | None
         over: bool | None
         end_epoch, over = self.resume_point.in_epoch(state)
         while not (over or end_epoch) and feed.has_next():
             self._batch(state, feed)
+            self._after_batch(state)
             end_epoch = hooks.should_end_epoch(state)
             over = hooks.should_stop(state)
 
         # An epoch that should end here is complete, as one without data left is.
-        complete = end_epoch or feed.has_ended()
-        if complete:
+        self._epoch_is_complete = bool(end_epoch or feed.has_ended())
+        if self._epoch_is_complete:
             feed.end_epoch()
             state.clock.end_epoch()
-        hooks.epoch_end(state)
-        if complete:
-            hooks.scheduler_step(state, "ep")
-        if hooks.should_eval(state):
-            self._evaluate_once(state)
-        hooks.epoch_checkpoint(state)
+        self._stage = "epoch counted"
+        self._after_epoch(state)
+        return bool(over or hooks.should_stop(state))
+
+    def _after_epoch(self, state: State) -> None:
+        """Does what follows an epoch, or the part of one that a fit has trained for."""
+        hooks = self.hooks
+        if self._stage == "epoch counted":
+            hooks.epoch_end(state)
+            self._stage = "epoch ended"
+        if self._stage == "epoch ended":
+            if self._epoch_is_complete:
+                hooks.scheduler_step(state, "ep")
+            self._stage = "epoch scheduled"
+        if self._stage == "epoch scheduled":
+            if hooks.should_eval(state):
+                self._evaluate_once(state)
+            hooks.epoch_checkpoint(state)
+            self._stage = "epoch evaluated"
         if hooks.should_checkpoint(state):
             self._save(state)
         self._numbers.deliver(state, hooks)
-        return bool(over or hooks.should_stop(state))
+        self._stage = "epoch done"
 
     def _batch(self, state: State, feed: Feed) -> None:
-        """Takes one batch and trains on it."""
+        """Takes one batch, trains on it, and moves the clock."""
         hooks, exchange = self.hooks, self.processes.exchange
 
         # Samples and tokens are counted on the host, before the copy to the device.
         hooks.before_dataloader(state)
         batch = feed.next()
-        state.count = feed.counted(hooks.count_batch(state, batch))
+        self._stage = "taken"
+        count = hooks.count_batch(state, batch)
+        state.count = NO_SAMPLES if feed.is_padding else count
         state.batch = self.move(batch)
         hooks.after_dataloader(state)
 
         hooks.batch_start(state)
         exchange.start(state)
         self._has_begun, self._can_update = False, True
-        stepped = not hooks.should_skip_batch(state) and hooks.train_batch(state)
+        self._stepped = False
+        if not hooks.should_skip_batch(state):
+            self._stepped = hooks.train_batch(state)
         self._can_update = False
+        self._stage = "trained"
 
         # The clock moves before `batch_end`, the learning rates after it.
         samples, tokens, seconds = exchange.end(state)
         state.clock.end_batch(samples, tokens, seconds)
-        hooks.batch_end(state)
-        state.batch = state.loss = None
-        # Whether fp16 did step is known a batch later; the schedulers follow when it is.
-        state.precision.once_stepped(stepped, hooks.scheduler_step, state)
+        self._stage = "counted"
 
-        if hooks.should_eval(state):
-            self._evaluate_once(state)
-        hooks.batch_checkpoint(state)
+    def _after_batch(self, state: State) -> None:
+        """Does what follows a batch that the clock has counted."""
+        hooks = self.hooks
+        if self._stage == "counted":
+            hooks.batch_end(state)
+            state.batch = state.loss = None
+            self._stage = "ended"
+        if self._stage == "ended":
+            # Whether fp16 did step is known a batch later; the schedulers follow when it is.
+            state.precision.once_stepped(self._stepped, hooks.scheduler_step, state)
+            self._stage = "scheduled"
+        if self._stage == "scheduled":
+            if hooks.should_eval(state):
+                self._evaluate_once(state)
+            hooks.batch_checkpoint(state)
+            self._stage = "evaluated"
         if hooks.should_checkpoint(state):
             self._save(state)
         self._numbers.deliver(state, hooks)
+        self._stage = "batch done"
 
     @hookimpl
     def train_batch(self, state: State) -> bool | StepOutcome:
@@ -244,9 +309,11 @@ class Loop:
         def closure() -> Tensor:
             return self._repeat(state, optimizers, accumulate, passes)
 
-        stepped = not hooks.should_skip_step(state) and hooks.optimizer_step(
-            state, optimizers, closure
-        )
+        stepped: bool | StepOutcome = False
+        if not hooks.should_skip_step(state):
+            self._stage = "stepping"
+            stepped = hooks.optimizer_step(state, optimizers, closure)
+        self._stage, self._stepped = "trained", stepped
         hooks.zero_grad(state, optimizers)
         self._can_update = True
         return stepped
@@ -327,6 +394,7 @@ class Loop:
         suffix = f".{'.'.join(optimizers)}"
         self._numbers.next_update()
         stepped = self._update(state, optimizers, accumulate, own_passes, suffix)
+        self._stage = "stepping"  # the batch may get further updates
         self._numbers.next_update()
         assert state.loss is not None
         self._numbers.record_part(f"train/loss{suffix}", state.loss, 0, "mean")
@@ -406,6 +474,53 @@ class Loop:
         self.hooks.zero_grad(state, state.optimizers)
         self._can_update = False
 
+    def _interrupted_fit(self, state: State) -> InterruptedFit:
+        """Returns where this fit is, for the one that continues it."""
+        is_training = self._has_begun or self._can_update
+        may_have_stepped = is_training and state.owner("train_batch") != "core"
+        return InterruptedFit(self._stage, may_have_stepped, state.batch, state.loss)
+
+    def _continue_after_epoch(self, state: State) -> None:
+        """Does what is outstanding of an epoch at whose end an earlier fit raised."""
+        interrupted = self._interrupted
+        require_same_stage(self.processes, interrupted)
+        if interrupted is None:
+            return
+        if interrupted.is_after_epoch:
+            self._interrupted = None
+            if interrupted.stage != "epoch done":
+                self._active.continue_events(state)
+                self._after_epoch(state)
+            self.resume_point.enter_again("between epochs")
+        elif interrupted.is_in_epoch:
+            self.resume_point.enter_again("in epoch")
+
+    def _continue_batch(self, state: State, feed: Feed) -> None:
+        """Continues the batch in which an earlier fit raised.
+
+        If no weight has changed yet, the batch is taken again. If it has been trained on, what comes
+        after that follows now, from the plugin whose hook raised. A batch that raised within a step
+        isn't repeated; a warning names it.
+        """
+        interrupted, self._interrupted = self._interrupted, None
+        if interrupted is None:
+            return
+        if interrupted.repeats_batch:
+            feed.put_back()
+        elif interrupted.is_in_epoch and interrupted.stage != "batch done":
+            self._stage = interrupted.stage
+            state.batch, state.loss = interrupted.batch, interrupted.loss
+            if interrupted.loses_batch:
+                state.loss, self._stepped = None, False
+                warn_of_lost_batch(state)
+            if interrupted.has_uncounted_batch:
+                self.processes.exchange.start(state)
+                samples, tokens, seconds = self.processes.exchange.end(state)
+                state.clock.end_batch(samples, tokens, seconds)
+                self._stage = "counted"
+            self._active.continue_events(state)
+            self._after_batch(state)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what was done at which batch count, and whether all is done."""
         return {
@@ -448,12 +563,19 @@ class Loop:
 
     def save_once(self, state: State) -> None:
         """Saves a checkpoint, unless that has been done at this batch count."""
-        if self._saved_at != state.clock.batch:
-            self._saved_at = state.clock.batch
-            state.checkpoint_requested = False
+        if self._saved_at == state.clock.batch:
+            return
+        # The checkpoint itself says that it was saved at this batch count.
+        previously_saved_at, self._saved_at = self._saved_at, state.clock.batch
+        was_requested, state.checkpoint_requested = state.checkpoint_requested, False
+        try:
             # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.
             self.deliver_everything(state)
             self.hooks.save_checkpoint(state)
+        except BaseException:
+            self._saved_at = previously_saved_at
+            state.checkpoint_requested = was_requested
+            raise
 
 
 def forward_and_loss(state: State, hooks: Plans) -> None:

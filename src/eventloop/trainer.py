@@ -37,7 +37,7 @@ from eventloop.run.differences import NOTHING, Allowed
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table
 from eventloop.run.start_checks import check_trainable, warn_of_zero_rates
-from eventloop.signals import Signals
+from eventloop.signals import Signals, is_interruption
 from eventloop.state import State
 from eventloop.task import Task
 from eventloop.training.evaluation import try_evaluation
@@ -164,6 +164,8 @@ class Trainer:
     def fit(self, until: str | Time | None = None) -> Result:
         """Trains until the whole duration is done, or until `until`, from where it stopped.
 
+        After an exception it may be called again: it continues where the last call raised.
+
         Args:
             until: counted from the start of the run, not from now; may lie beyond `max_duration`.
 
@@ -194,7 +196,8 @@ class Trainer:
                     warnings.warn("nothing to train: " + reason, stacklevel=2)
             else:
                 warn_of_zero_rates(state)
-                state.stop_reason = None
+                if not self._loop.was_interrupted or is_interruption(state.stop_reason):
+                    state.stop_reason = None
                 self._run.processes.exchange.start_fit()
                 # What a signal asks for from here on isn't forgotten.
                 with signals:
@@ -319,7 +322,7 @@ class Trainer:
         # A run that was killed later has done all of a shorter fit, its end included.
         if is_finished or state.clock.passed(state.until):
             return f"{state.until} is done ({done}); " + _further(state.until)
-        if self._loop.resume_point.loaded and stopped is not None and until is None:
+        if self._loop.resume_point.is_loaded and stopped is not None and until is None:
             return f"the run was stopped ({done}): {stopped}"
         return ""
 

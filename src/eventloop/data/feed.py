@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
-_NOTHING = Count(0, 0)
+NO_SAMPLES = Count(0, 0)
 
 
 class Feed:
@@ -44,6 +44,7 @@ class Feed:
         num_taken: how many batches of the epoch were taken.
         num_batches: how many batches an epoch has; None if some loader doesn't know.
         is_even: whether each batch is known to count for as much on all ranks.
+        is_padding: whether the latest batch only repeats another, and counts for nothing.
 
     Raises:
         TaskError: the lengths differ, and that is an error.
@@ -69,8 +70,9 @@ class Feed:
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
+        self._latest: Any = None
         self._epoch = self.num_taken = self._num_own = 0  # the rest of them is padding
-        self._is_padding = self._is_loaded = False
+        self.is_padding = self._is_loaded = False
 
     @property
     def resume_risks(self) -> tuple[str, ...]:
@@ -120,13 +122,13 @@ class Feed:
         if self._iterator is None:
             self._iterator = self._rest()
         length = self._own_length
-        self._is_padding = not self._peeked if length is None else self.num_taken >= length
+        self.is_padding = not self._peeked if length is None else self.num_taken >= length
         batch = self._first
-        if self._is_padding and batch is None:
+        if self.is_padding and batch is None:
             what = "the checkpoint couldn't hold the batch that this rank, out of data, repeats"
             raise TaskError(what, fix="resume from a checkpoint at the end of an epoch")
         try:
-            if not self._is_padding:
+            if not self.is_padding:
                 batch = self._peeked.pop() if self._peeked else next(self._iterator)
                 self._num_own += 1
         except StopIteration as error:
@@ -134,18 +136,30 @@ class Feed:
         except BaseException as error:
             self._rewind(error)
             raise
+        self._latest = batch
         self.num_taken += 1
         if self._keeps_first and self._first is None:
             self._first = microbatches_of(batch)[0]  # it counts for nothing: one part will do
         return batch
 
-    def counted(self, count: Count) -> Count:
-        """Returns what the current batch counts for: nothing, if it pads."""
-        return _NOTHING if self._is_padding else count
+    def put_back(self) -> None:
+        """Has the batch that was taken last taken again.
+
+        It is read again, as in a resumed run. Where the loader can't seek, it is the same object, in
+        which plugins may have changed tensors in place.
+        """
+        self.num_taken -= 1
+        if self.is_padding:
+            return
+        self._num_own -= 1
+        if self._source.resume_risks or self._source.is_stateful:
+            self._peeked = [self._latest]
+        else:
+            self._read_again()
 
     def end_epoch(self) -> None:
         """Ends the epoch, and drops the rest of it."""
-        self._iterator, self._peeked, self._first = None, [], None
+        self._iterator, self._peeked, self._first, self._latest = None, [], None, None
         self._is_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,7 +252,12 @@ class Feed:
         """Has the batch that failed read again by another fit, as in a resumed run."""
         batch = self.num_taken + 1
         error.add_note(f"raised by the train data loader, at batch {batch} of its epoch")
-        with kept_generators(), suppress(Exception):  # the first failure is the one to tell of
+        with suppress(Exception):  # the first failure is the one to tell of
+            self._read_again()
+
+    def _read_again(self) -> None:
+        """Has the loader go on after the batches that are counted as taken, as in a resumed run."""
+        with kept_generators():
             position = self._source.state_dict(self._num_own)
             self._source.load_state_dict(position, self._epoch, self._num_own)
             self._iterator, self._is_loaded = None, True

@@ -37,18 +37,29 @@ class Plans(Events, Actions, Protocol):
     """The plans of all hooks, by name: `plans.batch_end(state)`."""
 
 
+# The events that go on, in the next fit, with the plugin that raised.
+RESUMABLE = ("batch_end", "batch_checkpoint", "epoch_end", "epoch_checkpoint")
+
+
 def new_plans() -> Plans:
     """Returns an object for the plans: a module, as Python calls its functions fastest."""
     return cast("Plans", ModuleType("plans"))
 
 
-def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) -> Plan:
+def freeze(
+    hook: Hook,
+    implementations: Iterable[Implementation],
+    state: State,
+    raised: dict[str, Implementation] | None = None,
+) -> Plan:
     """Returns the plan of a hook: a function that takes the hook's arguments by position.
 
     Args:
         implementations: the hook's, as ordered by `order`.
         state: the State of the run; callbacks get a view of it.
+        raised: takes the implementation that an event raised on, by the hook's name.
     """
+    raised = {} if raised is None else raised
     plain: list[Implementation] = []
     wrappers: list[Implementation] = []
     for one in implementations:
@@ -71,8 +82,8 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     if not plain and not wrappers:
         return _silence(hook)
     if hook.kind == "event" and not wrappers and not hook.declared_by:
-        return _tell(hook, plain, state)
-    gather = enclose(_gather(hook, plain, state), wrappers, state)
+        return _tell(hook, plain, state, raised)
+    gather = enclose(_gather(hook, plain, state, raised), wrappers, state)
     return _ask(gather) if hook.kind == "question" else gather
 
 
@@ -99,10 +110,15 @@ def _silence(hook: Hook) -> Plan:
     return silent if hook.argnames == STATE_ALONE else lambda state, *_rest: silent(state)
 
 
-def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
+def _tell(
+    hook: Hook,
+    plain: Sequence[Implementation],
+    state: State,
+    raised: dict[str, Implementation],
+) -> Plan:
     """Calls all implementations in order and ignores their results."""
     if hook.argnames == STATE_ALONE:
-        return _tell_directly(plain, state)
+        return _tell_directly(plain, state, raised)
     calls = [(adapted(one, state), one) for one in plain]
 
     def tell_each(_state: State, *rest: Any) -> None:
@@ -110,13 +126,16 @@ def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 function(*rest)
             except BaseException as error:
+                raised[hook.name] = one
                 blame(error, one, state)
                 raise
 
     return tell_each
 
 
-def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
+def _tell_directly(
+    plain: Sequence[Implementation], state: State, raised: dict[str, Implementation]
+) -> Plan:
     """Does the same for events that pass only the State, as those of every batch do.
 
     Calling Python functions without `functools` takes a third less.
@@ -128,13 +147,19 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 function(argument)
             except BaseException as error:
+                raised[one.hook.name] = one
                 blame(error, one, state)
                 raise
 
     return tell_each
 
 
-def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
+def _gather(
+    hook: Hook,
+    plain: Sequence[Implementation],
+    state: State,
+    raised: dict[str, Implementation] | None = None,
+) -> Plan:
     """Calls all implementations in order and returns the results that aren't None."""
     calls = [(adapted(one, state), one) for one in plain]
     is_question = hook.kind == "question"
@@ -152,6 +177,8 @@ def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
                 if is_wrong or (is_question and result is not True and result is not False):
                     raise misfit(result, one)
             except BaseException as error:
+                if raised is not None:
+                    raised[hook.name] = one
                 blame(error, one, state)
                 raise
             results.append(result)
@@ -265,7 +292,17 @@ class ActivePlugins:
         evaluates: whether a plugin evaluates by itself, with or without eval data.
     """
 
-    __slots__ = ("_callable", "assembly", "by_name", "evaluates", "facts", "plans", "quiet")
+    __slots__ = (
+        "_callable",
+        "_frozen",
+        "_raised",
+        "assembly",
+        "by_name",
+        "evaluates",
+        "facts",
+        "plans",
+        "quiet",
+    )
 
     def __init__(self) -> None:
         self.assembly = Assembly((), (), HOOKS, {})
@@ -275,6 +312,8 @@ class ActivePlugins:
         self.facts: Mapping[str, PluginFacts] = {}
         self.evaluates = False
         self._callable: Mapping[str, Callable[..., Any]] = {}
+        self._frozen: dict[str, Sequence[Implementation]] = {}
+        self._raised: dict[str, Implementation] = {}
 
     def freeze(self, assembly: Assembly, state: State, observers: Sequence[Observer]) -> None:
         """Creates the plans of all hooks.
@@ -289,7 +328,9 @@ class ActivePlugins:
             implementations = assembly.implementations[name].implementations
             if observers:
                 implementations = observe(implementations, observers)
-            plan = state.precision.enclose(name, freeze(hook, implementations, state))
+            self._frozen[name] = tuple(implementations)
+            frozen = freeze(hook, implementations, state, self._raised)
+            plan = state.precision.enclose(name, frozen)
             setattr(self.plans, name, plan)
             is_quiet = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.quiet, name, nothing if is_quiet else plan)
@@ -302,6 +343,31 @@ class ActivePlugins:
             for name, hook in assembly.hooks.items()
             if hook.declared_by or name in CALLABLE
         }
+
+    def continue_events(self, state: State) -> None:
+        """Has the next call of an event that raised begin with the implementation that raised.
+
+        Those before it have been called for this batch or epoch, and aren't called twice. Wrappers
+        of the event enclose what is left.
+        """
+        raised = {name: self._raised[name] for name in RESUMABLE if name in self._raised}
+        self._raised.clear()
+        for name, implementation in raised.items():
+            frozen = self._frozen[name]
+            position = next(i for i, other in enumerate(frozen) if other is implementation)
+            left = [other for idx, other in enumerate(frozen) if other.wrapper or idx >= position]
+            rest = freeze(self.assembly.hooks[name], left, state, self._raised)
+            self._call_once(name, state.precision.enclose(name, rest))
+
+    def _call_once(self, name: str, plan: Plan) -> None:
+        """Puts a plan in the place of another, for one call."""
+        usual = getattr(self.plans, name)
+
+        def call_once(*args: Any) -> Any:
+            setattr(self.plans, name, usual)
+            return plan(*args)
+
+        setattr(self.plans, name, call_once)
 
     def unwrapped_loss(self, state: State) -> Callable[[State], Tensor]:
         """Returns the loss function for evaluation, without the plugins' wrappers."""

@@ -35,6 +35,15 @@ class ResumePoint:
         self._hooks, self._draw_on = hooks, draw_on
         self.loaded = loaded
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a checkpoint was loaded and training hasn't continued yet."""
+        return bool(self.loaded) and self._draw_on is not None
+
+    def enter_again(self, where: str) -> None:
+        """Has the next fit enter where the last one raised: what it was about to ask is asked then."""
+        self.loaded = self.loaded or where
+
     def between_epochs(self, state: State) -> bool:
         """Whether the fit is over before an epoch is entered: stopped, or `until` was moved."""
         if self._leaves("between epochs", state):
@@ -52,6 +61,7 @@ class ResumePoint:
         if self.loaded != where:
             return False
         self.loaded = ""
-        assert self._draw_on is not None
-        self._draw_on(state)
+        if self._draw_on is not None:
+            self._draw_on(state)
+            self._draw_on = None  # only what was drawn while loading is undone
         return True
