@@ -20,7 +20,7 @@ from eventloop.hook_markers import hookimpl
 from eventloop.plugin.plans import Plans
 from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State
-from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
+from eventloop.training.evaluation import TrainingMode, batches_of, evaluation_mode, results_of
 from eventloop.training.interrupted_fit import (
     InterruptedFit,
     Stage,
@@ -79,6 +79,7 @@ class Loop:
         "_saved_at",
         "_stage",
         "_stepped",
+        "_training_mode",
         "feeds",
         "hooks",
         "is_finished",
@@ -109,6 +110,7 @@ class Loop:
         self.resume_point = ResumePoint(self.hooks)
         self.is_finished = True
         self._in_training = False
+        self._training_mode = TrainingMode()
         self._evaluated_at = -1
         self._saved_at = -1
         # How far the batch or the epoch under way has come: what a fit that raises has left to do.
@@ -142,7 +144,7 @@ class Loop:
         hooks = self.hooks
         self.is_finished = False
         self._start_clean(state)
-        state.wrapped_model.train()
+        self._training_mode.enter(state)
         if not self._in_training:
             hooks.training_start(state)
             self._in_training = True
@@ -173,6 +175,7 @@ class Loop:
                 self._saved_at = -1  # once more at this batch count: now nothing is left to be done
             self.save_once(state)
         self.deliver_everything(state)
+        self._training_mode.remember(state)
         hooks.fit_end(state)
         if is_over:
             self._in_training = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ def test_a_copy_on_the_host_has_no_graph():
 
 
 def test_samples_are_counted_by_the_leading_dimension(nest):
-    """Of the first tensor that has one."""
+    """Of every tensor that has one."""
     assert num_samples(nest) == num_samples({"scale": torch.tensor(2.0), "x": X}) == 5
 
 
@@ -134,10 +135,52 @@ def test_a_single_sample_is_no_batch(sample):
             count(sample)
 
 
-@pytest.mark.parametrize("targets", [torch.zeros(5, 1), torch.zeros(5 * 7), [1, 2], {"boxes": X}])
+@pytest.mark.parametrize("targets", [torch.zeros(5, 1), torch.zeros(5 * 2), [1, 2], {"boxes": X}])
 def test_targets_may_be_several_a_sample(targets):
     """Flattened over a sequence, or in a structure that only the task knows."""
     assert num_samples((X, targets)) == 5
+    assert num_samples(({"ids": X, "mask": X}, targets)) == 5
+
+
+def graph(num_nodes):
+    edges = torch.zeros(2, 3 * num_nodes)
+    return {"edge_index": edges, "x": torch.zeros(num_nodes, 4), "labels": torch.zeros(num_nodes)}
+
+
+DISAGREE = {
+    "graph": (graph(4), r"'edge_index'\] has 2, batch\['x'\] has 4.*len\(batch\['labels'\]\)"),
+    "odd graph": (graph(5), r"len\(batch\['labels'\]\)"),
+    "pair of graph": ((graph(4), Y[:4]), r"batch\[0\]\['edge_index'\] has 2.*len\(batch\[1\]\)"),
+    "edges first": ((torch.zeros(2, 12), Y[:4]), r"batch\[0\] has 2, batch\[1\] has 4"),
+    "nested": ({"a": {"b": X}, "c": [Y, Y[:2]]}, r"batch\['c'\]\[1\] has 2"),
+    "sequence first": ((torch.zeros(7, 5, 3), Y), r"batch\[0\] has 7, batch\[1\] has 5"),
+    "patches": ({"patches": torch.zeros(9, 2), "ids": X, "mask": X}, r"len\(batch\['ids'\]\)"),
+    "annotations": ({"pixels": X, "labels": [{"boxes": X[:2]}] * 3}, r"batch\['labels'\] has 3"),
+}
+
+
+@pytest.mark.parametrize(("batch", "message"), DISAGREE.values(), ids=DISAGREE)
+def test_tensors_that_disagree_are_named_with_the_line_to_write(batch, message):
+    """The first one would bend every mean and every duration, or only where the numbers divide."""
+    with pytest.raises(TaskError) as caught:
+        num_samples(batch)
+
+    assert re.search(message, str(caught.value).replace("\n", " "))
+    assert "Task(num_samples=lambda batch: len(" in str(caught.value)
+
+
+AGREE = {
+    "annotations": {"pixels": X, "labels": [{"boxes": torch.zeros(3, 4)}] * 5},
+    "annotations of a pair": (X, [{"boxes": torch.zeros(idx, 4)} for idx in range(5)]),
+    "views": {"views": [{"image": X}, {"image": X}], "labels": Y},
+    "scalars beside": {"x": X, "temperature": torch.tensor(1.0), "name": "a"},
+}
+
+
+@pytest.mark.parametrize("batch", AGREE.values(), ids=AGREE)
+def test_what_belongs_to_a_sample_does_not_disagree(batch):
+    """Boxes are as many as an image has; what has no dimension belongs to the batch."""
+    assert num_samples(batch) == 5
 
 
 @pytest.mark.parametrize("batch", [(X, Y), [X, Y], Pair(X, Y)], ids=["tuple", "list", "named"])

@@ -211,7 +211,7 @@ def test_taken_samples_are_whole_and_everything_else_is_as_it_was():
     ("other", "message"),
     [
         (["a", "b", "c", "d"], "beside tensors of 4 samples the batch holds 'a'"),
-        (torch.ones(1, 4), r"a tensor of shape \(1, 4\)"),
+        (torch.ones(1, 4), r"batch\[2\] has 1"),
         (torch.ones(()), r"a tensor of shape \(\)"),
     ],
 )

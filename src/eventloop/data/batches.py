@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -107,14 +110,15 @@ class SideStream:
 
 
 def num_samples(batch: Any) -> int:
-    """Returns the leading dimension of the first tensor in a nest.
+    """Returns the leading dimension of the tensors in a nest, which all of them share.
 
-    Of a pair of lists with an entry for each sample, as detectors take them, it is their length. An
-    empty mapping, the batch of a run without a data set, counts as one.
+    Targets of a pair may be flattened: inputs of shape (N, T, ...) go with N * T targets. Of a pair of
+    lists with an entry for each sample, as detectors take them, it is their length. An empty mapping,
+    the batch of a run without a data set, counts as one.
 
     Raises:
-        TaskError: the nest holds no tensor with a dimension, or one without samples; or the number
-            of targets isn't a multiple of it, as in a single sample that is not a batch.
+        TaskError: the nest holds no tensor with a dimension, or one without samples; or its tensors
+            have different leading dimensions, as in a graph, or in a single sample that is no batch.
     """
     # Almost every batch is a pair of tensors, and each is counted: with few calls.
     if isinstance(batch, _PAIRS) and len(batch) == 2:
@@ -123,7 +127,7 @@ def num_samples(batch: Any) -> int:
             shape, of_targets = inputs.shape, targets.shape
             if shape and of_targets:
                 samples = shape[0]
-                if samples and not of_targets[0] % samples:
+                if samples and samples == of_targets[0]:
                     return samples
     if isinstance(batch, Microbatches):
         return sum(map(num_samples, batch))
@@ -217,30 +221,123 @@ def rebuild(like: Any, values: list[Any]) -> Any:
 
 
 def _leading_that_fits(batch: Any) -> int:
-    size = _leading(batch)
     if isinstance(batch, Mapping) and not batch:  # an array is compared by element
         return 1
-    if size == 0:
-        what, fix = "has no samples", "let the data loader leave empty batches out"
-        raise TaskError(f"a batch of {describe(batch)} {what}", fix=fix)
-    if size is None:
+    tensors = dict(_tensors_in(batch))
+    if not tensors:
         raise TaskError(
             f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
             fix="implement the action count_batch, which says what it counts for",
         )
-    targets, misfit = targets_of(batch), ""
-    if isinstance(targets, Tensor) and (not targets.ndim or targets.shape[0] % size):
+    size = next(iter(tensors.values())).shape[0]
+    _require_batch_of_targets(batch, size)
+    targets = targets_of(batch)
+    sizes = {
+        path: tensor.shape[0]
+        for path, tensor in tensors.items()
+        if tensor is not targets or not _is_flattened(targets, tensors.values(), size)
+    }
+    sizes |= _sizes_of_annotations(batch, size)
+    if any(other != size for other in sizes.values()):
+        raise _disagree(batch, sizes)
+    if size == 0:
+        what, fix = "has no samples", "let the data loader leave empty batches out"
+        raise TaskError(f"a batch of {describe(batch)} {what}", fix=fix)
+    return size
+
+
+def _tensors_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors that have a dimension, by the expression that reads each.
+
+    Those of annotations, see `_is_annotations`, belong to one sample each, and are left out.
+    """
+    if isinstance(nest, Tensor):
+        if nest.ndim:
+            yield path, nest
+    elif isinstance(nest, Mapping):
+        for key, value in nest.items():
+            yield from _tensors_in(value, f"{path}[{key!r}]")
+    elif isinstance(nest, (tuple, list)) and not (path != "batch" and _is_annotations(nest)):
+        for idx, value in enumerate(nest):
+            yield from _tensors_in(value, f"{path}[{idx}]")
+
+
+def _is_annotations(nest: Any) -> bool:
+    """Whether a value is a list of mappings: one for each image of a batch, say."""
+    is_list = isinstance(nest, (tuple, list))
+    return is_list and bool(nest) and all(isinstance(entry, Mapping) for entry in nest)
+
+
+def _sizes_of_annotations(nest: Any, size: int, path: str = "batch") -> dict[str, int]:
+    """Returns the lengths of annotations; those whose tensors are whole batches have their sizes."""
+    if path != "batch" and _is_annotations(nest):
+        tensors = [tensor for entry in nest for _, tensor in _tensors_in(entry)]
+        are_whole = bool(tensors) and all(tensor.shape[0] == size for tensor in tensors)
+        return {path: size if are_whole else len(nest)}
+    sizes: dict[str, int] = {}
+    if isinstance(nest, Mapping):
+        for key, value in nest.items():
+            sizes |= _sizes_of_annotations(value, size, f"{path}[{key!r}]")
+    elif isinstance(nest, (tuple, list)):
+        for idx, value in enumerate(nest):
+            sizes |= _sizes_of_annotations(value, size, f"{path}[{idx}]")
+    return sizes
+
+
+def _is_flattened(targets: Any, tensors: Iterable[Tensor], size: int) -> bool:
+    """Whether there is a target for each position of an input (N, T, ...): N * T of them, say."""
+    if not isinstance(targets, Tensor):
+        return False
+    for tensor in tensors:
+        counts = list(itertools.accumulate(tensor.shape, operator.mul))
+        if tensor is not targets and counts[0] == size and targets.shape[0] in counts[1:]:
+            return True
+    return False
+
+
+def _require_batch_of_targets(batch: Any, size: int) -> None:
+    """Raises TaskError if the targets are a number, as those of a single sample are."""
+    targets = targets_of(batch)
+    if isinstance(targets, Tensor) and not targets.ndim:
         misfit = f"targets of shape {tuple(targets.shape)}"
     elif isinstance(targets, (int, float)):
         misfit = f"the target {targets!r}"
-    if not misfit:
-        return size
+    else:
+        return
     raise TaskError(
         f"the samples of a batch of {describe(batch)} can't be counted: the first dimension has "
         f"{size}, to which {misfit} can't belong",
-        fix="with batch_size=None, each item of the data set has to be a whole batch: let the data "
-        "loader make batches of samples, DataLoader(dataset, batch_size=32); of another batch "
-        "the action count_batch says what it counts for, and Task(metrics=...) what is evaluated",
+        fix=_FIX_FOR_SINGLE,
+    )
+
+
+_FIX_FOR_SINGLE = (
+    "with batch_size=None, each item of the data set has to be a whole batch: let the data "
+    "loader make batches of samples, DataLoader(dataset, batch_size=32); of another batch "
+    "the action count_batch says what it counts for, and Task(metrics=...) what is evaluated"
+)
+
+
+class DifferentSizesError(TaskError):
+    """The tensors of a batch have different leading dimensions."""
+
+
+def _disagree(batch: Any, sizes: Mapping[str, int]) -> TaskError:
+    """Returns the error for tensors of different leading dimensions, with the line that decides."""
+    named = [f"{path} has {size}" for path, size in sizes.items()]
+    if len(named) > _MOST_PARTS:
+        named[_MOST_PARTS:] = [f"and {len(named) - _MOST_PARTS} more"]
+    # The targets have an entry for each thing that the loss is a mean over.
+    targets = "batch[1]" if is_pair(batch) else f"batch[{LABELS!r}]"
+    counts = Counter(sizes.values())
+    most_common = max(sizes, key=lambda path: counts[sizes[path]])
+    path = targets if targets in sizes else most_common
+    return DifferentSizesError(
+        f"the samples of a batch of {describe(batch)} can't be counted, since its tensors differ in "
+        f"their first dimension: {', '.join(named)}",
+        fix=f"say what counts: Task(num_samples=lambda batch: len({path})), or implement the action "
+        "count_batch; a single sample isn't a batch: let the data loader make batches, "
+        "DataLoader(dataset, batch_size=32)",
     )
 
 

@@ -111,15 +111,24 @@ class Zipped:
         Raises:
             TaskError: a microbatch would end within a sample.
         """
-        if self.by_name:
-            is_mine = isinstance(batch, Mapping) and batch.keys() == self.parts.keys()
-        else:
-            is_mine = isinstance(batch, tuple) and len(batch) == len(self.parts)
-        if not is_mine or (samples := num_samples(batch)) <= size:
+        if not self._is_own(batch) or (samples := self.num_samples(batch)) <= size:
             return split(batch, size)
         named = batch if self.by_name else dict(zip(self.parts, batch, strict=True))
         pieces = split_side_by_side(named, samples, size)
         return list(pieces) if self.by_name else [tuple(one.values()) for one in pieces]
+
+    def num_samples(self, batch: Any) -> int:
+        """Returns the number of samples of a batch, which is that of its first part."""
+        if not self._is_own(batch):
+            return num_samples(batch)
+        parts = batch.values() if self.by_name else batch
+        return num_samples(next(iter(parts)))
+
+    def _is_own(self, batch: Any) -> bool:
+        """Whether a batch has the parts of these loaders; a plugin may have put another in its place."""
+        if self.by_name:
+            return isinstance(batch, Mapping) and batch.keys() == self.parts.keys()
+        return isinstance(batch, tuple) and len(batch) == len(self.parts)
 
     def __iter__(self) -> Iterator[Any]:
         return self.side_by_side({name: iter(one) for name, one in self.parts.items()})
@@ -143,6 +152,13 @@ class Cycled:
                 yield batch
             if is_empty:
                 raise nothing_to_repeat(self.dataloader)
+
+
+def sample_counter(dataloader: Any) -> Callable[[Any], int]:
+    """Returns the function that counts the samples of a data loader's batches."""
+    while isinstance(dataloader, FirstBatches):
+        dataloader = dataloader.dataloader
+    return dataloader.num_samples if isinstance(dataloader, Zipped) else num_samples
 
 
 def split_batch(dataloader: Any, batch: Any, size: int) -> list[Any]:

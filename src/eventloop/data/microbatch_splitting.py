@@ -8,7 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.data.batches import is_listed, is_of_one_sample, num_samples, rebuild, rows_of
+from eventloop.data.batches import (
+    DifferentSizesError,
+    is_listed,
+    is_of_one_sample,
+    num_samples,
+    rebuild,
+    rows_of,
+)
 from eventloop.errors import TaskError, counted
 
 
@@ -21,7 +28,14 @@ def split(batch: Any, size: int) -> list[Any]:
     Raises:
         TaskError: two tensors disagree on the number of samples.
     """
-    samples = num_samples(batch)
+    try:
+        samples = num_samples(batch)
+    except DifferentSizesError as error:
+        raise TaskError(
+            f"a batch can't be split into microbatches of {size} samples: {error.what}",
+            fix="unset microbatch_size, or implement the action split_batch; a single sample isn't a "
+            "batch: let the data loader make batches, DataLoader(dataset, batch_size=32)",
+        ) from None
     if samples <= size:
         return [batch]
     starts = range(0, samples, size)

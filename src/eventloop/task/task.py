@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
+from eventloop.data.combined import sample_counter
 from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, a, closest
 from eventloop.hook_markers import hookimpl
@@ -61,7 +62,7 @@ class Task:
         num_tokens: returns the number of tokens of a batch; takes any of batch, inputs, targets,
             state.
         num_samples: likewise, the number of samples of a batch or microbatch; by default the
-            length of the first tensor.
+            leading dimension, which all tensors share; where they don't, as in graphs, it has to be given.
         loss_weight: likewise, the weight of a batch in the mean loss; by default its samples, or its
             labels other than -100 if the model computes its own loss from labels of shape (N, T).
         loss_splits: whether the loss of a batch is a mean over the losses of its parts; False if it
@@ -313,7 +314,7 @@ def _count_hook(
         samples = tokens = 0
         for part in microbatches_of(batch):
             if samples_of is None:
-                samples += batches.num_samples(part)
+                samples += sample_counter(state.train_dataloader)(part)
             else:
                 samples += _whole(samples_of(state, part), "num_samples", at_least=1)
             if state.batch is None:  # on the device, reading its tokens could wait

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from eventloop.data.batches import num_samples
 from eventloop.devices import kind_of
 from eventloop.errors import counted, text_of
 from eventloop.rng import KeptGenerators
@@ -82,7 +81,7 @@ class AutoMicrobatch:
 
     def _shrink(self, state: State, error: RuntimeError | None) -> None:
         """Halves the microbatch size on all ranks; raises at a size of 1."""
-        size = state.microbatch_size or num_samples(state.batch)
+        size = state.microbatch_size or state.current_count().samples
         size = min(self._processes.all_gather(size))
         if size == 1:
             reason = error or RuntimeError("another rank is out of memory with one sample")
@@ -109,7 +108,7 @@ class _Saved:
 
 def _warn(state: State, first_size: int | None) -> None:
     if state.rank == 0:
-        size = first_size or num_samples(state.batch)
+        size = first_size or state.current_count().samples
         warnings.warn(
             f"out of memory with microbatches of {counted(size, 'sample')}: from batch {state.clock.batch + 1} on "
             f"they have {state.microbatch_size}",

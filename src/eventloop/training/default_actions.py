@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
-from eventloop.data.combined import NoData, split_batch
+from eventloop.data.combined import NoData, sample_counter, split_batch
 from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
 from eventloop.errors import TaskError, a
@@ -59,8 +59,18 @@ class Defaults:
     """
 
     __slots__ = (
-        "_active", "_clip", "_count", "_following", "_is_watched", "_known", "_mean", "_with_closure", "_wrap"
-    )  # fmt: skip
+        "_active",
+        "_clip",
+        "_count",
+        "_counted_dataloader",
+        "_following",
+        "_is_watched",
+        "_known",
+        "_mean",
+        "_num_samples",
+        "_with_closure",
+        "_wrap",
+    )
 
     def __init__(
         self,
@@ -76,6 +86,8 @@ class Defaults:
         self._with_closure: frozenset[str] = frozenset()
         self._following: tuple[FollowsMetric, ...] = ()
         self._count = Count(0, 0)
+        self._counted_dataloader: Any = None
+        self._num_samples: Callable[[Any], int] = batches.num_samples
         self._known: tuple[type | None, _Known] = (None, _Known(True, False, False))
 
     @hookimpl
@@ -151,7 +163,10 @@ class Defaults:
 
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
-        samples = batches.num_samples(batch)
+        if state.train_dataloader is not self._counted_dataloader:
+            self._counted_dataloader = state.train_dataloader
+            self._num_samples = sample_counter(state.train_dataloader)
+        samples = self._num_samples(batch)
         if self._count.samples != samples:
             self._count = Count(samples, 0)
         return self._count

@@ -1,4 +1,4 @@
-"""What evaluation and prediction have in common; the loops are `Loop.evaluate` and `Loop.predict`."""
+"""Evaluation and prediction, and the modes of modules; the loops are `Loop.evaluate` and `Loop.predict`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,30 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
                 module.train()  # may undo what `eval` did: LoRA takes its update out of the weights
         for module, training in modes:
             module.training = training
+
+
+class TrainingMode:
+    """Puts a model into training mode at each fit, except for what was left in evaluation mode.
+
+    A module in evaluation mode below a model in training mode is so on purpose, a frozen batch norm
+    for example. A model that is in evaluation mode itself, as pretrained ones are when loaded, is put
+    into training mode as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._kept_in_eval: list[nn.Module] = []
+
+    def enter(self, state: State) -> None:
+        """Puts the model into training mode; also after a caller has evaluated it between fits."""
+        if not state.model.training:
+            state.wrapped_model.train()
+            for module in self._kept_in_eval:
+                module.eval()
+        self.remember(state)
+
+    def remember(self, state: State) -> None:
+        """Remembers which modules are in evaluation mode, for the next fit."""
+        self._kept_in_eval = [module for module in state.model.modules() if not module.training]
 
 
 def is_due(interval: Time | None, state: State) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventloop import TaskError
 from eventloop.toolbox import describe, num_samples
 
 
@@ -40,12 +41,12 @@ def picked(batch: Any, chosen: Sequence[int]) -> Any:
 
 
 def has_samples(batch: Any) -> bool:
-    """Returns whether a batch has a tensor with samples in it."""
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, tuple | list):
-        return any(map(has_samples, batch))
-    return isinstance(batch, Tensor) and batch.ndim > 0
+    """Returns whether a batch has samples that can be counted, and with that picked."""
+    try:
+        num_samples(batch)
+    except TaskError:
+        return False
+    return True
 
 
 def part_of_rank(samples: int, rank: int) -> range:
