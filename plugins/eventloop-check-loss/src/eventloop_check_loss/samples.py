@@ -42,6 +42,8 @@ def picked(batch: Any, chosen: Sequence[int]) -> Any:
 
 def has_samples(batch: Any) -> bool:
     """Returns whether a batch has samples that can be counted, and with that picked."""
+    if isinstance(batch, Mapping) and not batch:
+        return False  # of a run without a data loader; it counts as one
     try:
         num_samples(batch)
     except TaskError:
