@@ -41,7 +41,8 @@ def test_lbfgs_makes_no_pass_that_its_closure_does_not_ask_for(
     num_passes = []
 
     def forward(model, inputs):
-        num_passes.append(len(inputs))
+        if model.training:  # else the loss of halves is compared with that of the whole
+            num_passes.append(len(inputs))
         return model(inputs)
 
     def optimizer(model):
@@ -67,7 +68,8 @@ def test_lbfgs_makes_no_pass_that_its_closure_does_not_ask_for(
 
     assert sum(num_passes) == sum(asked)
     for one, other in zip(trainer.state.model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+        # LBFGS divides by small differences: how a CPU adds up shows in the fourth digit.
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
         assert microbatch_size or torch.equal(one, other)
 
 

@@ -178,6 +178,7 @@ def test_a_number_is_the_mean_of_all_microbatches(size, reduce, heard, logging_t
     assert [value for _, value in found["number"]] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:microbatches of 1 train something else")
 def test_microbatches_weigh_what_they_weigh_in_the_loss(heard, logging_task):
     """By tokens where the task says so, on the device; a part that weighs nothing is NaN times 0."""
 

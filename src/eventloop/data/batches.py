@@ -118,7 +118,7 @@ def num_samples(batch: Any) -> int:
 
     Raises:
         TaskError: the nest holds no tensor with a dimension, or one without samples; or its tensors
-            have different leading dimensions, as in a graph, or in a single sample that is no batch.
+            have different leading dimensions, as in a graph, or in a single sample, which isn't a batch.
     """
     # Almost every batch is a pair of tensors, and each is counted: with few calls.
     if isinstance(batch, _PAIRS) and len(batch) == 2:

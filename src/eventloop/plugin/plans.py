@@ -27,8 +27,6 @@ from eventloop.plugin.owners import Assembly
 from eventloop.state import CALLABLE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from eventloop.plugin.plugin_attributes import PluginFacts
     from eventloop.state import State
 
@@ -369,10 +367,10 @@ class ActivePlugins:
 
         setattr(self.plans, name, call_once)
 
-    def unwrapped_loss(self, state: State) -> Callable[[State], Tensor]:
-        """Returns the loss function for evaluation, without the plugins' wrappers."""
-        owners = [one for one in self.assembly.implementations["loss"] if not one.wrapper]
-        return state.precision.enclose("loss", freeze(self.assembly.hooks["loss"], owners, state))
+    def unwrapped(self, action: str, state: State) -> Callable[..., Any]:
+        """Returns the plan of an action as its owner answers it, without the plugins' wrappers."""
+        owners = [one for one in self.assembly.implementations[action] if not one.wrapper]
+        return state.precision.enclose(action, freeze(self.assembly.hooks[action], owners, state))
 
     def plan_to_call(self, hook: str) -> Callable[..., Any]:
         """Returns the plan of a hook that plugins declare, or of one in `CALLABLE`.

@@ -37,6 +37,7 @@ from eventloop.training.performance_settings import (
     TunedConvolutions,
 )
 from eventloop.training.precision import choose_precision
+from eventloop.training.split_check import SplitCheck
 from eventloop.training.target_shapes import shapes_must_match
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Run:
             loop,
             *processes.hooks(settings),
             *features_of(settings, device, precision),
+            *([] if settings.microbatch_size is None else [SplitCheck(active)]),
             *watches_of(settings, books.loss, processes, precision),
             saver,
             RunFile(start, is_named=settings.run_dir is not None),

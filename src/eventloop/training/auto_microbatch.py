@@ -48,7 +48,7 @@ class AutoMicrobatch:
         Raises:
             RuntimeError: the memory doesn't suffice for a single sample.
         """
-        saved, first_size = _Saved(state), state.microbatch_size
+        saved, first_size = ChangedByPasses(state), state.microbatch_size
         state.attempt = 0
         while True:
             loss, error = self._attempt(state, hooks, optimizers, passes)
@@ -90,7 +90,7 @@ class AutoMicrobatch:
         state.microbatch_size = max(1, size // 2)
 
 
-class _Saved:
+class ChangedByPasses:
     """What a batch changes before its gradients are there: buffers, generators, metrics."""
 
     def __init__(self, state: State) -> None:
@@ -100,6 +100,7 @@ class _Saved:
 
     @torch.no_grad()
     def put_back(self, state: State) -> None:
+        """Restores everything, in place."""
         for buffer, value in self._buffers:
             buffer.copy_(value)
         self._generators.put_back()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -185,7 +185,7 @@ class Bookkeeping:
 
     def _mean_loss(self, state: State) -> MeanOf:
         is_core = state.owner("loss") == "core"
-        unwrapped = self._active.unwrapped_loss(state)
+        unwrapped: Callable[[State], Tensor] = self._active.unwrapped("loss", state)
 
         def loss(_outputs: Any, _targets: Any) -> Tensor | None:
             return loss_in(state.outputs) if is_core else unwrapped(state)

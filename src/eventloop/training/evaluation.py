@@ -73,19 +73,19 @@ class TrainingMode:
     """
 
     def __init__(self) -> None:
-        self._kept_in_eval: list[nn.Module] = []
+        self._modules_in_eval: list[nn.Module] = []
 
     def enter(self, state: State) -> None:
         """Puts the model into training mode; also after a caller has evaluated it between fits."""
         if not state.model.training:
             state.wrapped_model.train()
-            for module in self._kept_in_eval:
+            for module in self._modules_in_eval:
                 module.eval()
         self.remember(state)
 
     def remember(self, state: State) -> None:
         """Remembers which modules are in evaluation mode, for the next fit."""
-        self._kept_in_eval = [module for module in state.model.modules() if not module.training]
+        self._modules_in_eval = [module for module in state.model.modules() if not module.training]
 
 
 def is_due(interval: Time | None, state: State) -> bool:

@@ -90,7 +90,8 @@ WEIGHTS = Cause(
 PAIRS = Cause(
     "pairs",
     "the loss compares the samples of a batch with each other, as one with in-batch negatives does",
-    "compare with as many samples as the run does: no microbatches, and outputs of all ranks; or "
+    "write Task(loss_splits=False), which refuses microbatches, and for large batches use "
+    "eventloop-gradcache, which joins the outputs of microbatches and ranks before the loss; or "
     "declare it",
 )
 BATCH_NORM = Cause(
