@@ -120,3 +120,12 @@ def split_requirement(text: str) -> tuple[str, str] | None:
         except InvalidSpecifier:
             return None
     return name, specifier
+
+
+def uncompiled_name(name: str) -> str:
+    """Returns the name of a parameter or buffer as it is without `torch.compile`.
+
+    `encoder._orig_mod.0.weight` is `encoder.0.weight`: a compiled module keeps the original as its
+    child of that name (torch 2.13), and no public function takes it out of the keys of a state dict.
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.checkpoint_export import warn_of_misfits, with_tied
+from eventloop.checkpoint.checkpoint_export import warn_of_misfits, with_names_of, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
@@ -298,6 +298,7 @@ class Trainer:
                 found, states, left_out = self._hooks.read_weights(
                     self.state, Path(path), averaging
                 )
+                found = with_names_of(self.state.model, found)
                 weights = found if left_out else with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop.checkpoint.checkpoint_export import with_names_of
 from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_dense, map_leaves
 from eventloop.checkpoint.left_out_weights import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
@@ -197,6 +198,7 @@ def restore_model(
     Raises:
         CheckpointError: it has something else, or its files have changed.
     """
+    weights = with_names_of(state.model, weights)
     if left_out is not None and strict:
         require_same_rest(state, hooks, weights, left_out)
         weights = {**state.model.state_dict(), **weights}

@@ -25,6 +25,7 @@ from eventloop.checkpoint.verifying import (
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted, first_of
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
+from eventloop.naming import uncompiled_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,13 +79,13 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
     finally:
         with suppress(FileNotFoundError):
             disk.remove_file(temporary)
-    return names, others
+    return [uncompiled_name(name) for name in names], others
 
 
 def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
-    """Copies the file of the tensors and returns their names."""
+    """Copies the file of the tensors and returns their names in the checkpoint."""
     name = manifest.parts.get(PART, {}).get(".safetensors")
-    if PART in manifest.shards:
+    if PART in manifest.shards or _has_compiled_names(checkpoint, manifest):
         return _put_together(checkpoint, manifest, path)
     if name is None:
         raise CorruptFileError(
@@ -97,14 +98,23 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
         return list(read_header(written))
 
 
+def _has_compiled_names(checkpoint: Path, manifest: Manifest) -> bool:
+    """Whether names of the tensors have what `torch.compile` adds, so that copying isn't enough."""
+    if ".safetensors" not in manifest.parts.get(PART, {}):
+        return False
+    names = saved_tensors(checkpoint, PART, manifest)
+    return any(uncompiled_name(name) != name for name in names)
+
+
 def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
-    """Assembles tensors from slices, one at a time, and returns their names."""
+    """Writes whole tensors, one at a time, as slices or as they are; returns their names there."""
     require_part(checkpoint, PART, manifest)
-    saved = saved_tensors(checkpoint, PART, manifest)
+    tensors = saved_tensors(checkpoint, PART, manifest)
+    saved = {uncompiled_name(tensor): value for tensor, value in tensors.items()}
     draft = NewTensors(saved, path.name, read=SavedTensor.read)
     with disk.NewFile(path) as file:
         draft.write(file)
-    return list(saved)
+    return list(tensors)
 
 
 def _others(checkpoint: Path, manifest: Manifest, names: list[str]) -> list[str]:
@@ -238,6 +248,15 @@ def _file_names_in(index: Path) -> dict[str, str]:
         ):
             return file_names
         raise CorruptFileError("its weight_map isn't one of names of files beside it")
+
+
+def with_names_of(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns weights under the names that they have in a model, compiled or not.
+
+    `torch.compile` puts `_orig_mod` into the names of what it wraps. Other names stay.
+    """
+    names = {uncompiled_name(name): name for name in model.state_dict()}
+    return {names.get(uncompiled_name(name), name): value for name, value in weights.items()}
 
 
 def with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase  # private: adds what old ones 
 
 from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.files.run_folder import why_no_file
+from eventloop.naming import uncompiled_name
 from eventloop.training.sharded_tensors import gathered
 from eventloop.training.tensor_slices import TensorSlice, held
 from eventloop.training.weight_checks import first_not_finite, trained_names
@@ -53,7 +54,11 @@ def _loaded_by_own_code(model: nn.Module) -> Iterator[str]:
 
 
 def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
-    """Writes the weights of a run, whole, to a file of safetensors; collective."""
+    """Writes the weights of a run, whole, to a file of safetensors; collective.
+
+    Names are those of the model before `torch.compile`.
+    """
+    weights = {uncompiled_name(name): tensor for name, tensor in weights.items()}
     if extra := [
         name for name, one in weights.items() if not isinstance(one, Tensor | TensorSlice)
     ]:
@@ -69,7 +74,8 @@ def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
 
 def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
     """Refuses parameters that aren't finite, or warns of them if `on_bad_loss` is "ignore"; collective."""
-    mine = first_not_finite(held(weights), trained_names(state.model))
+    trained = {uncompiled_name(name) for name in trained_names(state.model)}
+    mine = first_not_finite(held(weights), trained)
     name = next((one for one in state.all_gather(mine) if one is not None), None)
     if name is None:
         return
