@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import platform
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +23,7 @@ from eventloop.files.run_folder import RunFolder, read_json
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import has_function, json_value
 from eventloop.plugin.lock_digests import order_digest
+from eventloop.run.git_commit import git_commit
 from eventloop.signals import status_of
 from eventloop.urls import hidden
 
@@ -41,7 +40,7 @@ _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git
 
 def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) -> dict[str, Any]:
     """Describes a run in JSON values."""
-    commit, is_dirty = _git_commit(Path.cwd())
+    commit, is_dirty = git_commit(Path.cwd())
     return {
         "plugins": [
             {
@@ -131,23 +130,6 @@ def _earlier_starts(found: Mapping[str, Any]) -> list[Any]:
     known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     one = {key: found.get(key) for key in _OF_A_START}
     return [*known, one]
-
-
-@functools.cache
-def _git_commit(folder: Path) -> tuple[str | None, bool | None]:
-    """Returns the checked-out commit, and whether it has uncommitted changes; None without git."""
-    try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return commit.strip(), bool(_git(folder, "status", "--porcelain"))
-    except (OSError, subprocess.SubprocessError):
-        return None, None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=5
-    )
-    return result.stdout
 
 
 def parameters_of(model: nn.Module) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""Reads the commit of a folder without running any program that its git configuration names.
+
+`git status` runs programs that a repository's own configuration names: `core.fsmonitor`, hooks,
+filters that `.gitattributes` selects, `ext::` remotes of a partial clone, and the same again for
+each submodule. The folder may come from a stranger. So status is asked of an empty git directory
+with the index and the objects of the repository, which has no configuration, hooks or remotes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_TIMEOUT_S = 5
+# Programs of the user's own configuration that may be named relative to the working directory.
+_WITHOUT_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+# Values of these keys decide which files count as changed; none of them names a program.
+_HARMLESS_KEYS = frozenset(
+    {
+        "core.autocrlf",
+        "core.checkstat",
+        "core.eol",
+        "core.filemode",
+        "core.ignorecase",
+        "core.precomposeunicode",
+        "core.sparsecheckout",
+        "core.sparsecheckoutcone",
+        "core.symlinks",
+        "core.trustctime",
+    }
+)
+_INFO_FILES = ("exclude", "attributes")
+_MOST_INFO_BYTES = 1_000_000
+_SHA256_DIGITS = 64
+_SHA256_CONFIG = """\
+[core]
+\trepositoryformatversion = 1
+[extensions]
+\tobjectformat = sha256
+"""
+
+
+@functools.cache
+def git_commit(folder: Path) -> tuple[str | None, bool | None]:
+    """Returns the checked-out commit, and whether it has uncommitted changes; None without git.
+
+    Changes inside of submodules don't count. A file that a filter of the repository's own
+    configuration transforms counts as changed once it has been written again.
+    """
+    git = _git_program()
+    if git is None:
+        return None, None
+    try:
+        # Reads refs only; git checks the owner of the repository (safe.directory) here.
+        lines = _run([git, *_WITHOUT_PROGRAMS, "rev-parse", *_PLACES], folder, {}).splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    commit, *places = lines
+    try:
+        return commit, _is_dirty(git, commit, *(folder / place for place in places))
+    except (OSError, TypeError, ValueError, subprocess.SubprocessError):
+        return commit, None
+
+
+_PLACES = ("HEAD", "--git-dir", "--git-common-dir", "--show-toplevel")
+
+
+def _git_program() -> str | None:
+    """Returns the path of git; entries of PATH that are relative to the working directory don't count."""
+    entries = [entry for entry in os.get_exec_path() if Path(entry).is_absolute()]
+    path = shutil.which("git", path=os.pathsep.join(entries))
+    return path if path and Path(path).is_absolute() else None
+
+
+def _is_dirty(git: str, commit: str, git_dir: Path, common_dir: Path, top: Path) -> bool:
+    with tempfile.TemporaryDirectory(prefix="eventloop-git-") as name:
+        empty = Path(name)
+        (empty / "refs").mkdir()
+        (empty / "info").mkdir()
+        (empty / "HEAD").write_text(f"{commit}\n")
+        if len(commit) == _SHA256_DIGITS:
+            (empty / "config").write_text(_SHA256_CONFIG)
+        variables = {
+            "GIT_DIR": str(empty),
+            "GIT_WORK_TREE": str(top),
+            "GIT_INDEX_FILE": str(git_dir / "index"),
+            "GIT_OBJECT_DIRECTORY": str(common_dir / "objects"),
+            "GIT_OPTIONAL_LOCKS": "0",  # an index that is written calls a hook
+            "GIT_NO_LAZY_FETCH": "1",
+        }
+        for info in _INFO_FILES:
+            original = common_dir / "info" / info
+            if original.is_file() and original.stat().st_size <= _MOST_INFO_BYTES:
+                shutil.copyfile(original, empty / "info" / info)
+        for part in git_dir.glob("sharedindex.*"):  # of an index that is split
+            (empty / part.name).symlink_to(part)
+        options = _harmless_options(git, common_dir / "config", variables)
+        arguments = ["status", "--porcelain", "--ignore-submodules=dirty"]
+        return bool(_run([git, *_WITHOUT_PROGRAMS, *options, *arguments], top, variables))
+
+
+def _harmless_options(git: str, config: Path, variables: Mapping[str, str]) -> list[str]:
+    """Returns the settings of a repository that name no program, as options of git."""
+    listing = [git, "config", "--file", str(config), "--no-includes", "--null", "--list"]
+    options = []
+    for entry in _run(listing, config.parent, variables).split("\0"):
+        key, _, value = entry.partition("\n")
+        if key in _HARMLESS_KEYS:
+            options += ["-c", f"{key}={value}"]
+    return options
+
+
+def _run(command: list[str], folder: Path, variables: Mapping[str, str]) -> str:
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    return result.stdout
