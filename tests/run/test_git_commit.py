@@ -115,7 +115,7 @@ def test_no_program_of_an_included_file_runs(
 
 
 def test_no_program_of_a_submodule_runs(repository: Path, program: Path, tmp_path: Path) -> None:
-    """git asks each submodule for its status, with the submodule's own configuration."""
+    """Git asks each submodule for its status, with the submodule's own configuration."""
     run(tmp_path, "clone", "-q", str(repository), str(tmp_path / "outer"))
     outer = tmp_path / "outer"
     run(outer, "submodule", "--quiet", "add", str(repository), "inner")
