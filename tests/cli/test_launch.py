@@ -177,3 +177,47 @@ def test_more_processes_than_cores_are_warned_of(monkeypatch, capsys):
 
     assert launch("fit", ["t.py", "--nproc", "4000"], 4000) == 4000
     assert "4000 processes share" in capsys.readouterr().err
+
+
+FORGING = """
+import json
+import os
+
+from eventloop import hookimpl
+from torch.distributed import TCPStore
+from bare import task as bare_task
+
+
+class Stranger:
+    name = "stranger"
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.rank == 1 and state.clock.batch == 2:
+            store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+            line = "\\x1b[31mrank 1: a text of somebody else\\x1b[0m"
+            values = dict(rank=1, line=line, details="fix", status=0, reported_by=-1)
+            for sealed in ("", "0" * 32):
+                for form in (values, list(values.values())):
+                    store.set("eventloop/0/0/failure", sealed + json.dumps(form))
+                    store.set("eventloop/0/member/0", sealed + json.dumps(["here", 1, True, 1]))
+            store.add("eventloop/0/num_done", 1)
+
+
+def task():
+    made = bare_task()
+    made.callbacks = [Stranger()]
+    made.settings["max_duration"] = "40ep"
+    return made
+"""
+
+
+def test_what_a_stranger_writes_into_the_store_has_no_effect(start, tiny):
+    """Any process of the machine reaches its port; none but the ranks knows the token."""
+    (tiny / "forging.py").write_text(FORGING)
+
+    ran = start("fit", "forging.py", "--nproc", "2", "--no-plugins")
+
+    assert ran.returncode == 0, ran.stderr
+    assert "somebody else" not in ran.stderr + ran.stdout
+    assert "40 epochs, 80 batches" in ran.stdout

@@ -119,13 +119,13 @@ def test_ranks_end_with_a_caller_that_is_killed(tmp_path):
 
 def test_ranks_are_started_before_there_is_a_store(monkeypatch):
     """Its thread looks up names; a fork meanwhile would inherit the resolver's lock, for ever."""
-    make_store, num_started = ranks.TCPStore, []
+    make_store, num_started = ranks.loopback_store, []
 
     def counted(*args, **kwargs):
         num_started.append(len(multiprocessing.active_children()))
         return make_store(*args, **kwargs)
 
-    monkeypatch.setattr(ranks, "TCPStore", counted)
+    monkeypatch.setattr(ranks, "loopback_store", counted)
 
     assert run_ranks(lambda: int(os.environ["RANK"]), world_size=3) == [0, 1, 2]
     assert num_started == [3]

@@ -56,7 +56,8 @@ def launch(command: str, argv: Sequence[str], num: int) -> int:
     if num > num_cores:
         sys.stderr.write(f"warning: {num} processes share {counted(num_cores, 'core')}\n")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num)))
-    return _run(num, ["-m", "eventloop", command, *without_nproc(argv)])
+    # -P, as the working directory isn't on the path of the command `eventloop` either.
+    return _run(num, ["-P", "-m", "eventloop", command, *without_nproc(argv)])
 
 
 def without_nproc(argv: Sequence[str]) -> list[str]:
@@ -74,19 +75,20 @@ def without_nproc(argv: Sequence[str]) -> list[str]:
 
 
 def _run(num: int, arguments: list[str]) -> int:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
-
     from eventloop.distributed import rank_variables
+    from eventloop.distributed.loopback import loopback_store
     from eventloop.distributed.rank_store import Bulletin
+    from eventloop.distributed.sealed_records import new_token
 
     # Held by this process, so that no rank takes it away from the others.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = loopback_store()
+    token = new_token()
     command = [sys.executable, *arguments]
-    bulletin = Bulletin(store, -1, num, "0")
+    bulletin = Bulletin(store, -1, num, "0", token)
     ranks = _Ranks(bulletin)
     with ranks.passing_signals_on():
         for rank in range(num):
-            ranks.start(command, rank_variables(rank, num, store.port))
+            ranks.start(command, rank_variables(rank, num, store.port, token))
         ranks.wait()
     return _reported_status(ranks, bulletin)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from eventloop.config.value_sources import TOKEN_VARIABLE
 from eventloop.distributed.process_ends import in_ranks
 
 if TYPE_CHECKING:
@@ -23,9 +24,15 @@ def join_processes() -> Processes:
     return join()
 
 
-def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns what torchrun would set for a rank here; `port` is that of the launcher's TCPStore."""
+def rank_variables(rank: int, world_size: int, port: int, token: str = "") -> dict[str, str]:
+    """Returns what torchrun would set for a rank here, and the token of the run.
+
+    Args:
+        port: of the launcher's TCPStore.
+        token: a secret of these ranks, by which they know each other's records in the store.
+    """
     return {
+        TOKEN_VARIABLE: token,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),

@@ -36,6 +36,7 @@ from eventloop.devices import collective_backends, kind_of
 from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
 from eventloop.distributed.collectives import ExchangeOfRanks, average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
+from eventloop.distributed.loopback import host_on_loopback, stay_on_loopback
 from eventloop.distributed.processes import (
     WHOLE,
     LossWeights,
@@ -46,7 +47,7 @@ from eventloop.distributed.processes import (
     weights_of,
 )
 from eventloop.distributed.rank_plugin import RankHooks
-from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
+from eventloop.distributed.rank_store import attempt, bulletin, is_host_of_store, timeout_s
 from eventloop.distributed.thread_location import wait_for
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, PluginError, SettingError, TaskError
@@ -340,6 +341,9 @@ def join() -> DataParallel:
     if not dist.is_initialized():
         try:
             timeout = timedelta(seconds=timeout_s())
+            stay_on_loopback()
+            if is_host_of_store() and "MASTER_PORT" in os.environ:
+                host_on_loopback(os.environ.get("MASTER_ADDR", ""), int(os.environ["MASTER_PORT"]))
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             # torchrun keeps its store over a restart, with addresses of processes that are gone,
             # and torch would call them (torch 2.13).
@@ -351,7 +355,7 @@ def join() -> DataParallel:
                 world_size=world_size,
                 timeout=timeout,
             )
-        except (ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
             start = "start with `eventloop fit TASK --nproc 2` or with torchrun, which set "
             is_taken = "address already in use" in str(error).lower()

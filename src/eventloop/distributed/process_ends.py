@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from eventloop.config.value_sources import TOKEN_VARIABLE
 from eventloop.errors import CheckpointError, EventloopError, UsageError, notes_of, text_of
 from eventloop.safe_text import plain
 from eventloop.signals import Interrupted, Terminated
@@ -43,11 +44,39 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
-def kill_rank(pid: int) -> None:
-    """Kills a rank on this machine with its child processes, even if they are stopped."""
+def kill_rank(pid: int, rank: int) -> None:
+    """Kills a rank on this machine with its child processes, even if they are stopped.
+
+    The store named its process, and anyone may have written there: a process that isn't a rank of
+    this run stays.
+    """
+    if not _is_rank_of_run(pid, rank):
+        return
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
+
+
+def _is_rank_of_run(pid: int, rank: int) -> bool:
+    """Returns whether a process is that of a rank of this process's run.
+
+    A launcher's ranks have their variables from the start. Ranks that one process forked have not,
+    but are children of the same parent, and run the same program.
+    """
+    process = Path("/proc") / str(pid)
+    if not Path("/proc/self/environ").exists():
+        # Nothing tells on this system, so only the run's token does.
+        return bool(os.environ.get(TOKEN_VARIABLE))
+    try:
+        variables = process.joinpath("environ").read_bytes().split(b"\0")
+        parent = process.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+        is_same_program = process.joinpath("exe").samefile("/proc/self/exe")
+    except OSError:  # it is gone, or another user's
+        return False
+    names = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    own = [f"{name}={os.environ.get(name)}".encode() for name in names]
+    is_started_as_rank = {f"RANK={rank}".encode(), *own} <= set(variables)
+    return is_started_as_rank or (is_same_program and parent == str(os.getppid()))
 
 
 def kill_group(pid: int) -> None:

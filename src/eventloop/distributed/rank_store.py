@@ -10,27 +10,35 @@ and continues when every other rank has answered.
 
 Each rank watches two others, by their records: there is a ring on each machine and one over all
 ranks, so this is independent of the number of ranks.
+
+Anyone who reaches the store's port can write to it, so records are sealed with the run's token,
+their form is checked, and their text is made safe to print when it is read.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from datetime import timedelta
+from typing import Any, TypeVar
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
+from eventloop.distributed.loopback import host_on_loopback
 from eventloop.distributed.process_ends import Words, in_ranks, is_alive, kill_rank, this_machine
+from eventloop.distributed.sealed_records import SealedRecords, token_of_run
 from eventloop.errors import EventloopError, SettingError
 from eventloop.mesh import Layout
+from eventloop.safe_text import one_line, plain
+
+Record = TypeVar("Record", "Failure", "Member")
 
 _PATIENCE = timedelta(seconds=4)
 _MOST_CHARS = 50_000
@@ -96,6 +104,7 @@ class Bulletin:
 
     Args:
         store: a connection that only this object uses.
+        token: a secret of the run's ranks, by which their records are known; "" without one.
 
     Attributes:
         is_inside: whether this process runs something that needs all ranks.
@@ -105,10 +114,14 @@ class Bulletin:
         layout: how the ranks are arranged, for their names.
     """
 
-    def __init__(self, store: TCPStore, rank: int, world_size: int, attempt: str) -> None:
+    def __init__(
+        self, store: Store, rank: int, world_size: int, attempt: str, token: str = ""
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._store = store
+        self._records = SealedRecords(store, token)
+        self._num_done = 0
         self._attempt = f"eventloop/{attempt}"
         self._num_failures = self._num_beats = 0
         self._beating = threading.Lock()
@@ -123,29 +136,30 @@ class Bulletin:
 
     def post(self, failure: Failure) -> Failure:
         """Posts a failure; returns the one that was posted first, which may be another's."""
-        return _failure(self._store.compare_set(self._key("failure"), "", _text(failure)))
+        first = self._failure(self._records.write_first(self._key("failure"), _values(failure)))
+        if first is None:  # no rank can have posted it
+            self.replace(failure)
+        return first or failure
 
     def first_failure(self) -> Failure | None:
         """Returns the first failure posted; None without one."""
-        text = self._read(self._key("failure"))
-        return None if text is None else _failure(text)
+        return self._failure(self._records.read(self._key("failure")))
 
     def claim(self) -> bool:
         """Claims the writing of the failure to stderr; returns whether this rank got it."""
-        teller = self._store.compare_set(self._key("teller"), "", str(self.rank))
-        return teller.decode() == str(self.rank)
+        return bool(self._records.write_first(self._key("teller"), self.rank) == self.rank)
 
     def set_reported(self) -> None:
         """Records that the failure has been written to stderr."""
-        self._store.set(self._key("told"), "yes")
+        self._records.write(self._key("told"), "yes")
 
     def is_reported(self) -> bool:
         """Returns whether the failure has been written to stderr."""
-        return self._store.check([self._key("told")])
+        return self._records.read(self._key("told")) is not None
 
     def replace(self, failure: Failure) -> None:
-        """Replaces the report of a failure that this rank posted first."""
-        self._store.set(self._key("failure"), _text(failure))
+        """Replaces the report that was posted first."""
+        self._records.write(self._key("failure"), _values(failure))
 
     def enter(self) -> None:
         """Announces that this process enters something that needs all ranks."""
@@ -167,12 +181,14 @@ class Bulletin:
             self._num_beats += 1
             facts = (self.is_inside, self._num_beats, line, self.num_batches)
             member = Member(this_machine(), os.getpid(), *facts)
-            self._store.set(self._member_key(self.rank), json.dumps(astuple(member)))
+            self._records.write(self._member_key(self.rank), astuple(member))
 
     def member(self, rank: int) -> Member | None:
         """Returns a rank's record; None if it has never been inside."""
-        text = self._read(self._member_key(rank))
-        return None if text is None else Member(*json.loads(text))
+        member = _record(Member, self._records.read(self._member_key(rank)))
+        if member is None or member.pid < 1:
+            return None
+        return replace(member, line=one_line(member.line))
 
     def members(self) -> dict[int, Member | None]:
         """Returns the records of all ranks."""
@@ -181,11 +197,22 @@ class Bulletin:
     def finish(self) -> None:
         """Announces that this rank has finished."""
         self.leave()
-        self._store.add(f"{self._attempt}/num_done", 1)
+        self._records.write(self._done_key(self.rank), "yes")
 
     def all_are_done(self) -> bool:
-        """Returns whether every rank has finished."""
-        return self._store.add(f"{self._attempt}/num_done", 0) == self.world_size
+        """Returns whether every rank has finished.
+
+        Rank 0 reads the record of each rank once; the others read one record of rank 0.
+        """
+        all_key = f"{self._attempt}/all_done"
+        if self.rank:
+            return self._records.read(all_key) is not None
+        while self._num_done < self.world_size:
+            if self._records.read(self._done_key(self._num_done)) is None:
+                return False
+            self._num_done += 1
+        self._records.write(all_key, "yes")
+        return True
 
     def part(self) -> None:
         """Disconnects when all ranks have finished; the rank that hosts the store goes last."""
@@ -201,9 +228,19 @@ class Bulletin:
     def _key(self, name: str) -> str:
         return f"{self._attempt}/{self._num_failures}/{name}"
 
-    def _read(self, key: str) -> bytes | None:
-        # `get` would wait for a key that isn't there.
-        return self._store.get(key) if self._store.check([key]) else None
+    def _done_key(self, rank: int) -> str:
+        return f"{self._attempt}/done/{rank}"
+
+    def _failure(self, values: Any) -> Failure | None:
+        """Returns a failure that was read, safe to print; None unless a rank can have posted it."""
+        failure = _record(Failure, values)
+        if failure is None or failure.rank not in range(self.world_size):
+            return None
+        if failure.reported_by not in range(self.world_size) or not 0 < failure.status < 256:
+            return None
+        return replace(
+            failure, line=one_line(failure.line), details=plain(failure.details[:_MOST_CHARS])
+        )
 
 
 def bulletin() -> Bulletin | None:
@@ -229,15 +266,22 @@ def _connected(_pid: int) -> Bulletin | None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError, RuntimeError, OSError):
         return None  # the group was made in another way, which tells of no store
-    return Bulletin(store, rank, world_size, attempt())
+    return Bulletin(store, rank, world_size, attempt(), token_of_run())
 
 
-def _text(failure: Failure) -> str:
-    return json.dumps(asdict(failure) | {"details": failure.details[:_MOST_CHARS]})
+def _values(failure: Failure) -> list[Any]:
+    return [*astuple(replace(failure, details=failure.details[:_MOST_CHARS]))]
 
 
-def _failure(text: bytes) -> Failure:
-    return Failure(**json.loads(text))
+def _record(kind: type[Record], values: Any) -> Record | None:
+    """Returns a record that was read; None if it hasn't the fields of its kind."""
+    types = [_TYPES[str(each.type)] for each in fields(kind)]
+    if not isinstance(values, list) or [type(value) for value in values] != types:
+        return None
+    return kind(*values)
+
+
+_TYPES = {"int": int, "str": str, "bool": bool}
 
 
 def neighbours(board: Bulletin) -> list[Neighbour]:
@@ -287,7 +331,7 @@ class Neighbour:
             lambda: self._board.member(self._rank) != member, POLL_S
         ):
             return
-        kill_rank(member.pid)
+        kill_rank(member.pid, self._rank)
 
     def _gone(self, seen: Member) -> Failure | None:
         member = self._board.member(self._rank)
@@ -340,6 +384,8 @@ def connect(patience: timedelta) -> TCPStore:
     holds = os.environ["RANK"] == "0"
     # torch's own rendezvous finds the store of this process, and shares it.
     seconds = timedelta(seconds=timeout_s())
+    if holds:
+        host_on_loopback(host, port)
     store = TCPStore(host, port, is_master=holds, multi_tenant=True, timeout=seconds)
     store.set_timeout(patience)
     return store
@@ -350,12 +396,19 @@ def _is_held_by_a_rank() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
 
 
+def is_host_of_store() -> bool:
+    """Returns whether this process hosts the store: rank 0 does, unless torchrun's agent does."""
+    is_agent_s = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get("RANK") == "0" and not is_agent_s
+
+
 def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
     """Returns a name for these ranks that earlier ranks in the same store don't have."""
     end = time.monotonic() + seconds
+    records = SealedRecords(store, token_of_run())
     if rank == 0:
         name = f"eventloop/{os.urandom(8).hex()}"
-        store.set(_NAME, name)
+        records.write(_NAME, name)
         while (num_here := 1 + store.add(f"{name}/num_answers", 0)) < world_size:
             _wait(end, seconds, f"{num_here} of {world_size} ranks have started")
         store.set(f"{name}/go", "")
@@ -363,7 +416,7 @@ def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
     name = ""
     while not (name and store.check([f"{name}/go"])):
         _wait(end, seconds, f"rank {rank} waits for rank 0 to start")
-        newest = store.get(_NAME).decode() if store.check([_NAME]) else ""
+        newest = str(records.read(_NAME) or "")
         # The name of an earlier attempt has been answered by that attempt's rank.
         if newest != name and store.add(f"{newest}/answer/{rank}", 1) == 1:
             store.add(f"{newest}/num_answers", 1)

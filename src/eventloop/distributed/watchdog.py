@@ -183,7 +183,7 @@ def _ask_around(board: Bulletin, error: BaseException) -> None:
     board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error, board.words)}"))
     for rank, member in after.items():
         if not found[rank].runs and member is not None and member.is_here:
-            kill_rank(member.pid)
+            kill_rank(member.pid, rank)
 
 
 class _Doing(NamedTuple):

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.distributed import rank_variables
 from eventloop.distributed.checkpoint_crew import CrewOfRanks
+from eventloop.distributed.loopback import loopback_store
 from eventloop.distributed.process_ends import end_with_launcher, kill_group
 
 TIMEOUT_S = 120.0
@@ -62,7 +62,7 @@ def run_ranks(
                 ranks.append(_started(context, rank, job))
             # After the forks: one made amid what the store's thread does, looking up a name say,
             # inherits the lock that the thread holds, and waits for it without end.
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = loopback_store()
             for rank, (_, ours) in enumerate(ranks):
                 with suppress(BrokenPipeError):  # it died, which is told with the results
                     ours.send(rank_variables(rank, world_size, store.port))
