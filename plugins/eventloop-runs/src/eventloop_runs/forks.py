@@ -53,7 +53,7 @@ class ForkServer:
         with theirs:
             what = [str(theirs.fileno()), task, *modules]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "eventloop_runs.fork_server", *what],
+                [sys.executable, "-P", "-m", "eventloop_runs.fork_server", *what],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -298,7 +298,8 @@ class _Process(Generic[R]):
 
 
 def _command(argv: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "eventloop", *argv]
+    # -P: modules don't come from the working directory.
+    return [sys.executable, "-P", "-m", "eventloop", *argv]
 
 
 def _environment(threads: int | None) -> dict[str, str]:
