@@ -75,6 +75,8 @@ def test_what_stores_would_misunderstand_is_refused(text, problem):
         ("sftp://me@host:22/a@b", "sftp://me@host:22/a@b"),
         ("sftp://host:22/a@b", "sftp://host:22/a@b"),
         ("memory://a:b/c", "memory://a:b/c"),
+        ("https://ghp_secret@host/run", "https://***@host/run"),
+        ("https://host/run&sig=secret&a=b", "https://host/run&sig=***&a=b"),
     ],
 )
 def test_a_password_is_not_shown(text, shown):

@@ -238,7 +238,8 @@ def mirrored(tests: Path, source: Path, reasons: Mapping[str, str]) -> Iterator[
         exceptions = {name.parts[0], name.as_posix()} & reasons.keys()
         unused -= exceptions
         folder = source / name.parent
-        modules = ["init", *(one.stem for one in folder.glob("*"))] if folder.is_dir() else []
+        stems = [one.stem.strip("_") for one in folder.glob("*")] if folder.is_dir() else []
+        modules = ["init", *stems] if stems else []
         subject = path.stem.removeprefix("test_")
         if not exceptions and not any(f"{subject}_".startswith(f"{one}_") for one in modules):
             yield (

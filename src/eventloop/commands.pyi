@@ -97,6 +97,9 @@ from .run.differences import (
     plugin_differences as plugin_differences,
     task_differences as task_differences,
 )
+from .secret_values import (
+    shown_options as shown_options,
+)
 from .signals import (
     Interrupted as Interrupted,
     Terminated as Terminated,

@@ -12,6 +12,13 @@ from urllib.parse import unquote
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # What follows the user's name, up to the last @; what is a number up to a slash is a port.
 _PASSWORD = re.compile(r"(://[^/:@\s]*:)(?!\d*(?:/|$))([^\s]*)@")
+# Of http(s), where a user without a password is a token: https://TOKEN@host.
+_USER = re.compile(r"(https?://)[^/:@\s]+@", re.IGNORECASE)
+_PARAMETER = re.compile(
+    r"([?&;](?:[\w-]*[_-])?"
+    r"(?:key|token|secret|signature|sig|password|passwd|pwd|credential|credentials|apikey)=)[^&;#\s]+",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,5 +112,7 @@ def is_url_as_path(path: PurePath) -> bool:
 
 
 def hidden(text: str) -> str:
-    """Returns a text in which URLs have no password."""
-    return _PASSWORD.sub(r"\1***@", text)
+    """Returns a text in which URLs have no password, token or key."""
+    if "://" not in text:
+        return text
+    return _PARAMETER.sub(r"\1***", _USER.sub(r"\1***@", _PASSWORD.sub(r"\1***@", text)))

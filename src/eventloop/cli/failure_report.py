@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from eventloop.cli.printing import aligned
 from eventloop.distributed.process_ends import details, first_line, in_ranks
 from eventloop.errors import Note, TaskError, UsageError, in_shell
+from eventloop.secret_values import shown_options
 from eventloop.signals import is_agreed
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
             one.name,
             one.role,
             f"{one.distribution} {one.version}" if one.distribution else one.source,
-            ", ".join(f"{name}={value!r}" for name, value in one.options.items()),
+            ", ".join(f"{name}={value!r}" for name, value in shown_options(one.options).items()),
         )
         for one in plugins
     ]

@@ -11,6 +11,7 @@ import torch
 import eventloop
 from eventloop.devices import kind_of
 from eventloop.errors import in_shell
+from eventloop.secret_values import shown_options
 from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url
 
@@ -89,5 +90,8 @@ def _plugin(plugin: Plugin) -> str:
 
 
 def _listed(options: Mapping[str, Any]) -> str:
-    texts = (f"{name}={'none' if value is None else value}" for name, value in options.items())
+    texts = (
+        f"{name}={'none' if value is None else value}"
+        for name, value in shown_options(options).items()
+    )
     return f" ({', '.join(texts)})" if options else ""

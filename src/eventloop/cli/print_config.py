@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from eventloop.clock import Time
 from eventloop.config.option_types import Option, Value
 from eventloop.plugin.configure import plugin_options
+from eventloop.secret_values import shown
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def _section(
 
 
 def _line(name: str, typed: object, written: Value) -> str:
+    masked = shown(name, _plain(typed))
+    if masked != _plain(typed):  # a comment, so that the file sets no mask for a password
+        return f"# {name}: {masked}  # {written.source}; set it in the environment or in a file"
     for value in (_plain(typed), written.value):
         try:
             text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))

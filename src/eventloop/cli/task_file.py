@@ -35,6 +35,7 @@ from eventloop.plugin.load import spec_of_file
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.safe_text import one_line
+from eventloop.secret_values import shown_options
 from eventloop.task import Task
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class TaskFile:
         digest = hashlib.sha256(self.source.encode()).hexdigest()
         set_ = self.typed_options(values)
         chosen = {one.name: set_.get(one.name, one.default) for one in self.options.values()}
-        options = {name: json_value(value) for name, value in chosen.items()}
+        options = json_value(shown_options(chosen))
         return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:

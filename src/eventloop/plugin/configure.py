@@ -15,6 +15,7 @@ from eventloop.fixes import shell
 from eventloop.naming import FunctionName, brief, fold
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
+from eventloop.secret_values import shown_options
 
 
 def plugin_options(target: object) -> Mapping[str, Option]:
@@ -55,7 +56,7 @@ def build(found: Found, target: Callable[..., object], options: Mapping[str, Any
     try:
         return target(**options)
     except Exception as error:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in shown_options(options).items())
         raise found.problem(
             f"{found.name} can't be built: {type(error).__name__}: " + text_of(error),
             "change its options, or " + found.way_out,

@@ -10,6 +10,7 @@ from typing import Any
 from eventloop.errors import ResumeError
 from eventloop.fixes import allowing
 from eventloop.naming import fold
+from eventloop.secret_values import shown
 from eventloop.state import State
 from eventloop.task.schedule_curves import Schedule
 from eventloop.urls import Place
@@ -55,11 +56,14 @@ def config_differences(
 ) -> Iterator[str]:
     """Yields a line for each changed value in a section of the manifest.
 
-    As in a diff: `settings.seed: 0 -> 1`.
+    As in a diff: `settings.seed: 0 -> 1`. Secrets are masked in a manifest, so a changed one makes no
+    difference; that there is one does.
     """
     before, after = (dict(_flat(section, one.get(section))) for one in (then, now))
     for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key, _NOTHING), after.get(key, _NOTHING)
+        # Checkpoints of earlier versions have secrets unmasked.
+        old = shown(key, before.get(key, _NOTHING))
+        new = shown(key, after.get(key, _NOTHING))
         if old != new and key.removeprefix("settings.") not in _FREE:
             yield f"{key}: {old} -> {new}"
 

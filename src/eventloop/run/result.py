@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from eventloop.errors import counted
 from eventloop.plugin.records import Candidate, Found, Plugin
+from eventloop.secret_values import shown_options
 from eventloop.training.metrics import scalars_of
 from eventloop.urls import Place
 
@@ -95,7 +96,8 @@ def plugin_table(plugins: Iterable[Plugin], off: Iterable[Candidate]) -> str:
 def _row(plugin: Plugin) -> Sequence[str]:
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60
-    options = ", ".join(f"{name}={short.repr(one)}" for name, one in plugin.options.items())
+    values = shown_options(plugin.options)
+    options = ", ".join(f"{name}={short.repr(value)}" for name, value in values.items())
     return (plugin.name, plugin.role, _package(plugin) or plugin.source, options)
 
 

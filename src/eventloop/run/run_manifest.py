@@ -24,8 +24,8 @@ from eventloop.hook_markers import hookimpl
 from eventloop.naming import has_function, json_value
 from eventloop.plugin.lock_digests import order_digest
 from eventloop.run.git_commit import git_commit
+from eventloop.secret_values import shown_options, shown_words
 from eventloop.signals import status_of
-from eventloop.urls import hidden
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -49,7 +49,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
                 "distribution": one.distribution,
                 "version": one.version,
                 "source": one.source,
-                "options": {name: json_value(value) for name, value in one.options.items()},
+                "options": json_value(shown_options(one.options)),
                 "free": sorted(one.facts.free_options),
                 "functions": sorted(
                     name for name in one.options if has_function(one.options[name])
@@ -69,7 +69,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
         ],
         "owners": {one.action: one.owner.name for one in assembly.decisions()},
         "order": order_digest(assembly.implementations),
-        "settings": {name: json_value(value) for name, value in vars(settings).items()},
+        "settings": json_value(shown_options(vars(settings))),
         "device": str(device),
         "versions": {
             "eventloop": eventloop.__version__,
@@ -77,7 +77,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
             "torchmetrics": version("torchmetrics"),
             "python": platform.python_version(),
         },
-        "command_line": [hidden(one) for one in sys.argv],
+        "command_line": shown_words(sys.argv),
         "git": {"commit": commit, "dirty": is_dirty},
     }
 

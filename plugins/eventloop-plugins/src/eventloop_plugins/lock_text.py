@@ -14,6 +14,7 @@ import importlib_metadata
 from eventloop.errors import PluginError
 from eventloop.naming import fold
 from eventloop.plugin.lock_digests import file_digests, is_editable, order_digest
+from eventloop.secret_values import shown_options
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Ordered
@@ -100,7 +101,8 @@ def _table(plugin: Plugin, found: Found) -> str:
         lines.append("editable = true")
     # TOML's bare keys are ASCII; Python's names needn't be.
     keys = {name: name if name.isascii() else _toml(name) for name in sorted(plugin.options)}
-    options = [f"{key} = {_toml(plugin.options[name])}" for name, key in keys.items()]
+    values = shown_options(plugin.options)
+    options = [f"{key} = {_toml(values[name])}" for name, key in keys.items()]
     files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(file_digests(found))]
     for title, entries in (("options", options), ("files", files)):
         lines += [f"[plugins.{title}]", *entries] if entries else []

@@ -16,6 +16,7 @@ from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
 from eventloop.safe_text import plain
+from eventloop.secret_values import shown
 from eventloop_plugins.check import measure_imports
 from eventloop_plugins.hooks import declared_by, implemented_by
 from eventloop_plugins.reading import (
@@ -138,7 +139,9 @@ def _options(row: Candidate, section: dict[str, Value]) -> Iterator[dict[str, An
         yield {
             "option": flag(option.name, row.found.name),
             "type": option.type_name,
-            "value": "" if option.required and key not in section else str(value.value),
+            "value": ""
+            if option.required and key not in section
+            else str(shown(option.name, value.value)),
             "source": "needed" if option.required and key not in section else value.source,
             "doc": option.doc,
         }

@@ -19,6 +19,7 @@ from eventloop.commands import (
     fold,
     json_value,
     place_of,
+    shown_options,
 )
 
 if TYPE_CHECKING:
@@ -64,22 +65,20 @@ def describe(
         apart_from: settings that don't, since each run has its own.
     """
     settings = {
-        name: json_value(value.value)
+        name: value.value
         for name, value in job.configuration.setting_values().items()
         if value.source != "default" and name not in apart_from
     }
     return {
         "task": job.origin(),
-        "settings": settings,
+        "settings": json_value(shown_options(settings)),
         "command": {fold(one.name): arguments.given.get(fold(one.name)) for one in FIT_OPTIONS},
         "plugins": [
             {
                 "name": one.found.name,
                 "role": one.found.role,
                 "version": one.found.version,
-                "options": {
-                    name: json_value(value) for name, value in job.plugin_options(one).items()
-                },
+                "options": json_value(shown_options(job.plugin_options(one))),
             }
             for one in plugins
         ],

@@ -1,0 +1,128 @@
+"""Masks passwords, keys and tokens wherever options leave the process.
+
+Headers, manifests, checkpoints, locks, reports and trackers all get options from here. Names say
+what is secret, since a value alone doesn't: `api_key`, `password`, `hf_token`; a URL is masked by
+its form, whatever the option is called.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eventloop.naming import fold
+from eventloop.urls import hidden
+
+MASK = "***"
+_SECRET_WORDS = {
+    "password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential",
+    "credentials", "apikey", "authtoken", "accesstoken", "accesskey", "secretkey",
+    "privatekey",
+}  # fmt: skip
+_KEYS = {
+    "access", "account", "api", "auth", "encryption", "license", "master", "private",
+    "secret", "signing",
+}  # fmt: skip
+# What a token of a text is called. A tokenizer's setting changes the training, so it is shown.
+_TEXT_TOKENS = {
+    "answer", "assistant", "audio", "begin", "beginning", "blank", "bos", "boundary",
+    "class", "cls", "end", "eod", "eos", "eot", "first", "image", "last", "latent", "mask",
+    "mem", "memory", "new", "newline", "next", "null", "pad", "padding", "per", "prompt",
+    "query", "register", "sep", "separator", "sot", "space", "special", "start", "stop",
+    "system", "text", "think", "tool", "unk", "unknown", "user", "video", "vision",
+}  # fmt: skip
+# Where a secret lies, or how long it is, is none.
+_NO_SECRETS = {
+    "dir", "env", "file", "folder", "id", "length", "name", "path", "type", "url", "var",
+    "variable",
+}  # fmt: skip
+_SPECIAL_TOKEN = re.compile(r"<[^>]*>|\[[^\]]*\]|.{0,2}", re.DOTALL)
+
+# A key and its value in a mapping that is written as JSON or YAML.
+_PAIR = re.compile(
+    r"""(?P<key>(?<=[{,\s])(?P<quote>["']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*)"""
+    r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}\]]+)"""
+)
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether an option of this name holds a secret, as far as its name says."""
+    words = _words(name)
+    if not words or words[-1] in _NO_SECRETS:
+        return False
+    if words[-1] == "key" and len(words) > 1 and words[-2] in _KEYS:
+        return True
+    return not _SECRET_WORDS.isdisjoint(words) or _is_token(words)
+
+
+def shown(name: str, value: Any) -> Any:
+    """Returns an option's value as it may be shown, saved and sent: secrets are masked.
+
+    None, booleans and floating-point numbers stay. A mapping's values have the names of their keys.
+
+    Args:
+        name: the option's.
+        value: of any type; nests of lists, tuples and mappings are gone through.
+    """
+    if isinstance(value, Mapping):
+        if is_secret(name):
+            return {key: shown(name, part) for key, part in value.items()}
+        return {key: shown(str(key), part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(shown(name, part) for part in value)
+    if value is None or isinstance(value, (bool, float)) or value == "":
+        return value
+    if is_secret(name) and not _is_special_token(name, value):
+        return MASK
+    if type(value) is str:
+        return hidden(value)
+    return value
+
+
+def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options as they may be shown, saved and sent."""
+    return {name: shown(name, value) for name, value in options.items()}
+
+
+def shown_words(words: Sequence[str]) -> list[str]:
+    """Returns a command line as it may be shown: `--task.api-key ***`, `--task.token=***`."""
+    result: list[str] = []
+    is_value = False
+    for word in words:
+        flag, equals, value = word.partition("=")
+        name = flag.rpartition(".")[2] if flag.startswith("--") else ""
+        if is_value and not word.startswith("--"):
+            result.append(MASK)
+        elif equals and is_secret(name):
+            result.append(f"{flag}={shown(name, value)}")
+        else:
+            result.append(hidden(_PAIR.sub(_shown_pair, word)))
+        is_value = not equals and is_secret(name)
+    return result
+
+
+def _shown_pair(pair: re.Match[str]) -> str:
+    """Returns a key and a value out of a mapping in a word, `{"password": "***"}`."""
+    value = pair["value"]
+    masked = shown(pair["name"], value.strip("\"'"))
+    return pair[0] if masked == value.strip("\"'") else f"{pair['key']}{json.dumps(masked)}"
+
+
+def _words(name: str) -> list[str]:
+    """Returns the words of a name: those of `apiKey` and `api-key` are api and key."""
+    separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
+    return [word for word in fold(separated).split("_") if word]
+
+
+def _is_token(words: Sequence[str]) -> bool:
+    if words[-1] == "token":
+        return _TEXT_TOKENS.isdisjoint(words)
+    return words[-1] == "tokens" and not {"access", "api", "auth"}.isdisjoint(words)
+
+
+def _is_special_token(name: str, value: object) -> bool:
+    """Returns whether a value is a token of a text, as `<image>` and `[SEP]` are."""
+    is_token = _words(name)[-1] in ("token", "tokens")
+    return is_token and isinstance(value, str) and bool(_SPECIAL_TOKEN.fullmatch(value))

@@ -1,0 +1,84 @@
+"""Which options are secrets, and what is shown of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop.secret_values import is_secret, shown, shown_options, shown_words
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key", "api-key", "apiKey", "APIKEY", "wandb_api_key", "token", "hf_token", "access_token",
+        "auth_tokens", "password", "db_password", "passwd", "secret", "client_secret", "secret_key",
+        "aws_secret_access_key", "private_key", "credentials", "task.api_key", "bearer_token",
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name):
+    """However they are spelled."""
+    assert is_secret(name)
+    assert shown(name, "hunter2") == "***"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pad_token", "eos_token", "image_token", "stop_tokens", "num_tokens", "max_tokens", "tokenizer",
+        "tokens_per_batch", "key", "label_key", "keys", "token_type", "credentials_file", "password_file",
+        "api_key_env", "lr", "monkey", "keyboard", "secretary", "",
+    ],
+)  # fmt: skip
+def test_names_of_no_secrets(name):
+    """A hidden setting of the training would hide a change of it, too."""
+    assert not is_secret(name)
+    assert shown(name, "hunter2") == "hunter2"
+
+
+@pytest.mark.parametrize("value", [None, True, False, 0.5, ""])
+def test_whether_there_is_a_secret_is_shown(value):
+    """An option that is switched off, or that isn't set, is none."""
+    assert shown("token", value) == value
+
+
+@pytest.mark.parametrize("value", ["<sks>", "[V]", "*"])
+def test_a_token_of_a_text_is_shown(value):
+    """It is a setting of the training: a changed one has to be seen when a run is resumed."""
+    assert shown("placeholder_token", value) == value
+    assert shown("placeholder_token", "hf_abcdefgh") == "***"
+
+
+def test_nests_are_gone_through():
+    """Mappings by their keys, lists by the option's name."""
+    nest = {"storage": {"user": "me", "password": "hunter2", "ports": [1, 2]}, "tokens": ["a b"]}
+
+    assert shown_options(nest) == {
+        "storage": {"user": "me", "password": "***", "ports": [1, 2]},
+        "tokens": ["a b"],
+    }
+    assert shown("secrets", {"a": "x", "b": ["y", 7]}) == {"a": "***", "b": ["***", "***"]}
+    assert shown("urls", ("https://me:hunter2@host/x",)) == ("https://me:***@host/x",)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--task.api-key", "hunter2", "--seed", "1"], ["--task.api-key", "***", "--seed", "1"]),
+        (["--wandb.token=hunter2"], ["--wandb.token=***"]),
+        (["--task.api_key=hunter2=="], ["--task.api_key=***"]),
+        (["--task.use-token", "--seed", "1"], ["--task.use-token", "--seed", "1"]),
+        (["--task.pad-token", "<pad>"], ["--task.pad-token", "<pad>"]),
+        (["--task.db", "postgres://me:hunter2@host/x"], ["--task.db", "postgres://me:***@host/x"]),
+        (["--run-dir", "s3://b/r?token=hunter2&x=1"], ["--run-dir", "s3://b/r?token=***&x=1"]),
+        (['--a.headers={"password": "hunter2"}'], ['--a.headers={"password": "***"}']),
+        (
+            ["--a.headers", "{user: me, token: hunter2}"],
+            ["--a.headers", '{user: me, token: "***"}'],
+        ),
+        (["--a.more", "{'pad_token': 'x y', lr: 1}"], ["--a.more", "{'pad_token': 'x y', lr: 1}"]),
+        (["fit", "task.py"], ["fit", "task.py"]),
+    ],
+)
+def test_command_lines(words, expected):
+    """A value follows its flag, or is a part of it."""
+    assert shown_words(words) == expected
