@@ -194,6 +194,7 @@ class Trainer:
             if reason := self._why_nothing_to_train(until):
                 if state.rank == 0:  # all ranks know it
                     warnings.warn("nothing to train: " + reason, stacklevel=2)
+                    self._run.saver.tidy(state)
             else:
                 warn_of_zero_rates(state)
                 if not self._loop.was_interrupted or is_interruption(state.stop_reason):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop.distributed.process_ends import is_alive, this_machine
+from eventloop.errors import CheckpointError
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint
@@ -69,6 +70,18 @@ def surplus(
         return []
     safe = next((one for one in [*keep, *others] if is_usable(one)), None)
     return [] if safe is None else [one for one in reversed(others) if one != safe]
+
+
+def remove_each(items: Iterable[Item], remove: Callable[[Item], object]) -> None:
+    """Removes each item; raises the first CheckpointError when all were tried."""
+    failures = []
+    for item in items:
+        try:
+            remove(item)
+        except CheckpointError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 @contextmanager

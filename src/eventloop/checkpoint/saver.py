@@ -25,6 +25,7 @@ from eventloop.errors import (
     CheckpointError,
     EventloopError,
     ResumeError,
+    SettingError,
     as_first,
     failures_of,
     text_of,
@@ -72,8 +73,10 @@ class Saver:
         "_num_newest",
         "_on_error",
         "_processes",
+        "_retry",
         "_snapshot",
         "_store",
+        "_surplus",
         "_writer",
         "_written",
     )
@@ -91,6 +94,9 @@ class Saver:
         self._snapshot = Snapshot()
         self._writer = Writer()
         self._written: Written | None = None  # and no plugin told yet
+        # What removes surplus checkpoints, if that has failed, and why.
+        self._retry: Callable[[], object] | None = None
+        self._surplus = ""
         self._best: Best | None = None
         self._last_best: dict[str, Any] = {}
 
@@ -110,6 +116,8 @@ class Saver:
                 self._lock.acquire()
                 self._store.clear(alone=True)
                 self._require_newest(state)
+            if state.rank == 0:
+                self.remove_surplus(state)
 
         as_first(self._processes.from_first, begin)
         folder, saves = self._store.folder, self._interval is not None and state.world_size > 1
@@ -177,6 +185,11 @@ class Saver:
     @hookimpl
     def close(self) -> None:
         self._writer.wait()
+        if self._retry is not None:
+            self._prune(self._retry)
+            with suppress(CheckpointError, OSError):
+                self._store.clear()  # of one that was renamed, and only then couldn't be removed
+            self._warn_of_surplus()
         if self._lock is not None:
             self._lock.release()
         if self._writer.failure is not None and (failure := self._fatal_failure()) is not None:
@@ -252,10 +265,60 @@ class Saver:
         if crew.rank:
             return
         if self._num_newest is not None:
-            keep = to_keep(self._store.found(), self._num_newest, batch, best)
             # What a crew has written, each rank has read back.
-            self._store.prune(keep, path if is_usable and crew.world_size > 1 else None)
+            safe = path if is_usable and crew.world_size > 1 else None
+            self._prune(functools.partial(self._keep, self._num_newest, batch, best, safe))
         self._written = Written(path, batch, is_usable)
+
+    def _keep(self, num_newest: int, batch: int, best: int | None, safe: Any = None) -> None:
+        self._store.prune(to_keep(self._store.found(), num_newest, batch, best), safe)
+
+    def _prune(self, prune: Callable[[], object]) -> None:
+        """Removes surplus checkpoints; what can't be removed costs space, but no work."""
+        self._retry, self._surplus = None, ""
+        try:
+            prune()
+        except (CheckpointError, OSError) as error:
+            self._retry, self._surplus = prune, text_of(error)
+
+    def remove_surplus(self, state: State) -> None:
+        """Removes checkpoints that an earlier process should have removed, but couldn't.
+
+        Those that no run resumes from by itself stay until the next is saved. For rank 0, at a start.
+        """
+        if self._num_newest is None or not state.clock.batch:
+            return
+        num_newest, batch = self._num_newest, state.clock.batch
+        best = None if self._best is None else self._best.batch
+
+        def prune() -> None:
+            checkpoints = self._store.found()
+            if len(checkpoints) <= num_newest:
+                return
+            passed_over = {one.batch for one in checkpoints if one.reason}
+            self._store.prune(to_keep(checkpoints, num_newest, batch, best) | passed_over)
+
+        self._prune(prune)
+        self._warn_of_surplus()
+
+    def tidy(self, state: State) -> None:
+        """Removes surplus checkpoints of a run with nothing left to train, unless it is in use."""
+        if self._lock is not None:
+            try:
+                self._lock.acquire()
+            except (ResumeError, SettingError):
+                return
+        self._store.clear(alone=self._lock is not None)
+        self.remove_surplus(state)
+
+    def _warn_of_surplus(self) -> None:
+        surplus, self._surplus = self._surplus, ""
+        if surplus:
+            warnings.warn(
+                "a surplus checkpoint stays, and the run continues; the next save, the end of the run and "
+                f"the next start try to remove it again: {surplus}",
+                stacklevel=2,
+            )
 
     def _settle(self, state: State) -> None:
         """Waits until everything is written; raises a failure of rank 0 on all ranks.
@@ -281,6 +344,7 @@ class Saver:
         if self._best is not None and not written.is_usable:
             self._best.withdraw(written.batch)
         self._hooks.checkpoint_saved(state, written.place)
+        self._warn_of_surplus()
 
     def _fatal_failure(self) -> BaseException | None:
         """Takes the failure of a save, and returns it; warns instead if the run continues."""

@@ -22,6 +22,7 @@ from eventloop.checkpoint.retention import (
     name_inside,
     new_id,
     newest_after,
+    remove_each,
     surplus,
 )
 from eventloop.checkpoint.verifying import batch_of, examine, holds, name_of, why_passed_over
@@ -124,7 +125,7 @@ class Checkpoints(Protocol[AnyPlace]):
             safe: one that is known to be usable, and isn't read again.
 
         Raises:
-            CheckpointError: one can't be removed.
+            CheckpointError: one can't be removed; all others were.
         """
 
     def clear(self, *, alone: bool = False) -> None:
@@ -204,8 +205,7 @@ class Store:
         # What is being replaced is settled by the process that replaces it, or by `clear`.
         others = [path for path in paths if path not in staying and not is_replaced(path)]
         removed = surplus(staying, others, lambda path: path == safe or self._is_usable(path))
-        for path in removed:
-            self._remove(path)
+        remove_each(removed, self._remove)
         return removed
 
     def keep_only(self, batch: int) -> None:

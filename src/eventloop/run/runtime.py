@@ -78,7 +78,7 @@ class Run:
         self.active = active = ActivePlugins()
         plans = active.plans
         states = PluginStates(lambda: active.assembly.plugins)
-        saver = Saver(plans, storage, settings, processes)
+        self.saver = saver = Saver(plans, storage, settings, processes)
         local = functools.partial(local_copy, storage=storage, processes=processes)
         self.best_weights = best = BestWeights(active, states, saver, local)
         fits = functools.partial(AutoMicrobatch, processes)

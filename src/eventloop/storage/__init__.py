@@ -11,7 +11,7 @@ Attributes:
 
 from eventloop.checkpoint.locations import UrlCheckpoints, UrlStorage
 from eventloop.checkpoint.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
-from eventloop.checkpoint.retention import newest_after, surplus
+from eventloop.checkpoint.retention import newest_after, remove_each, surplus
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import FoundCheckpoint, Store
 from eventloop.checkpoint.verifying import (
@@ -59,6 +59,7 @@ __all__ = [
     "newest_after",
     "parse_manifest",
     "read_manifest",
+    "remove_each",
     "surplus",
     "this_machine",
     "why_passed_over",

@@ -36,6 +36,7 @@ from eventloop.storage import (
     newest_after,
     parse_manifest,
     read_manifest,
+    remove_each,
     surplus,
     why_passed_over,
 )
@@ -160,8 +161,7 @@ class RemoteCheckpoints:
         removed = surplus(
             wanted, others, lambda name: self.folder / name == safe or self._is_usable(name)
         )
-        for name in removed:
-            self._remove(name)
+        remove_each(removed, self._remove)
         return [self.folder / name for name in removed]
 
     def clear(self, *, alone: bool = False) -> None:
