@@ -13,10 +13,10 @@ import torch
 
 from eventloop import hookimpl
 from eventloop.events import EVENTS
-from eventloop.signals import Interrupted, Terminated
+from eventloop.signals import Terminated
 from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 
-STOPPING = [(signal.SIGTERM, Terminated), (signal.SIGINT, Interrupted)]
+STOPPING = [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 # What happens in a fit, and how often: some of these aren't moment of a batch.
 MOMENTS = [
     "training_start",
@@ -164,7 +164,7 @@ def test_the_second_ctrl_c_interrupts_at_once(make_run, handlers):
     """A person who can't wait presses it again."""
     trainer, saves = make_run(Sends(signal.SIGINT, signal.SIGINT, at="before_forward"))
 
-    with pytest.raises(Interrupted, match="at once") as caught:
+    with pytest.raises(KeyboardInterrupt, match="at once") as caught:
         trainer.fit()
 
     assert (saves.saved_at, trainer.state.clock.batch) == ([], 0)

@@ -101,8 +101,8 @@ from .secret_values import (
     shown_options as shown_options,
 )
 from .signals import (
-    Interrupted as Interrupted,
     Terminated as Terminated,
+    interrupted as interrupted,
 )
 from .safe_text import (
     one_line as one_line,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Windows has no SIGUSR1.
 _SAVING = getattr(signal, "SIGUSR1", None)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+# The attribute of a KeyboardInterrupt that comes from Ctrl-C.
+_AGREED = "is_agreed_by_ranks"
 StopKind = Literal["plugin", "signal", "loss", "pruned"]
 
 
@@ -41,16 +43,23 @@ class StopReason(str):
         return made
 
 
-class Interrupted(KeyboardInterrupt):
-    """The user pressed Ctrl-C; a plugin that raises KeyboardInterrupt doesn't count.
+def interrupted(text: str, *, is_agreed: bool = False) -> KeyboardInterrupt:
+    """Returns the exception for a Ctrl-C of the user.
+
+    It is a KeyboardInterrupt, not an instance of a subclass: only for that very type Python ends a
+    script by SIGINT, so that the shell knows and ends its loop, too (Python 3.11 to 3.14).
 
     Args:
         is_agreed: whether all ranks raise it after the same batch.
     """
+    error = KeyboardInterrupt(text)
+    vars(error)[_AGREED] = is_agreed
+    return error
 
-    def __init__(self, what: str, *, is_agreed: bool = False) -> None:
-        super().__init__(what)
-        self.is_agreed = is_agreed
+
+def is_interrupted(error: BaseException) -> bool:
+    """Returns whether the user pressed Ctrl-C; a plugin that raises KeyboardInterrupt doesn't count."""
+    return isinstance(error, KeyboardInterrupt) and _AGREED in vars(error)
 
 
 class Terminated(SystemExit):
@@ -68,7 +77,7 @@ class Signals:
     """A context manager that turns signals into requests to the run; can be entered once.
 
     SIGUSR1 requests a checkpoint; SIGTERM and the first SIGINT request a checkpoint and the end of
-    the fit; a further SIGINT raises `Interrupted` at once. Outside of the main thread, where
+    the fit; a further SIGINT raises KeyboardInterrupt at once. Outside of the main thread, where
     Python has no handlers, and for ignored signals, nothing changes.
 
     Args:
@@ -106,7 +115,7 @@ class Signals:
         A previous handler is called first.
 
         Raises:
-            Interrupted: SIGINT came.
+            KeyboardInterrupt: SIGINT came.
             Terminated: SIGTERM came.
         """
         if self._agreed is None:
@@ -118,7 +127,7 @@ class Signals:
             handler(self._agreed, None)
         after = f"after batch {self._state.clock.batch}"
         if self._agreed == signal.SIGINT:
-            raise Interrupted(f"interrupted {after}", is_agreed=True)
+            raise interrupted(f"interrupted {after}", is_agreed=True)
         raise Terminated(f"terminated {after}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -139,12 +148,12 @@ class Signals:
         elif number == signal.SIGINT:
             if _is_a_user_s(handler):
                 handler(number, frame)
-            raise Interrupted("interrupted at once")
+            raise interrupted("interrupted at once")
 
 
 def is_agreed(error: BaseException) -> bool:
     """Returns whether all ranks raise this exception by agreement, so that none has failed."""
-    return isinstance(error, Terminated) or (isinstance(error, Interrupted) and error.is_agreed)
+    return isinstance(error, Terminated) or (is_interrupted(error) and bool(vars(error)[_AGREED]))
 
 
 def is_interruption(stop_reason: StopReason | None) -> bool:
@@ -161,7 +170,7 @@ def status_of(stop_reason: StopReason | None) -> str:
 
 @contextmanager
 def named_interrupts() -> Iterator[None]:
-    """Has Ctrl-C raise `Interrupted`, to distinguish it from a plugin's KeyboardInterrupt."""
+    """Has Ctrl-C raise `interrupted(...)`, to distinguish it from a plugin's KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -174,7 +183,7 @@ def named_interrupts() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise Interrupted("interrupted")
+    raise interrupted("interrupted")
 
 
 def _is_a_user_s(handler: Any) -> TypeGuard[Callable[[int, FrameType | None], object]]:

@@ -111,7 +111,7 @@ def start(tiny):
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("number", "status", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    [(signal.SIGINT, -signal.SIGINT, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 @pytest.mark.parametrize("options", [[], ["--nproc", "2"]], ids=["one process", "two ranks"])
 def test_the_command_saves_once_and_exits(start, number, status, word, options):

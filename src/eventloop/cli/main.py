@@ -16,6 +16,7 @@ from eventloop.cli.failure_report import report
 from eventloop.cli.printing import short_warnings, write_out
 from eventloop.cli.registry import COMMANDS, help_lines, run_added, run_core
 from eventloop.distributed.process_ends import (
+    INTERRUPTED,
     WRONG_USAGE,
     end_process,
     end_with_launcher,
@@ -25,7 +26,7 @@ from eventloop.distributed.process_ends import (
 )
 from eventloop.errors import UsageError
 from eventloop.safe_text import one_line
-from eventloop.signals import Interrupted, named_interrupts
+from eventloop.signals import interrupted, is_interrupted, named_interrupts
 
 SUCCESS, BROKEN_PIPE = 0, 141
 
@@ -41,7 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 on success, 1 when training fails, 2 for wrong usage, 4 when a checkpoint can't be used
         or written, 130 when interrupted, 143 when terminated, 141 when the output's reader is gone.
+
+    Raises:
+        KeyboardInterrupt: the process's command was interrupted. Python then ends it by SIGINT: a
+            shell that sees a mere status of 130 goes on with its script.
     """
+    status = _main(argv)
+    if argv is None and status == INTERRUPTED and not in_ranks():
+        sys.excepthook = lambda *_: None  # what happened has been reported
+        raise KeyboardInterrupt
+    return status
+
+
+def _main(argv: Sequence[str] | None) -> int:
     _open_streams()
     if argv is None:
         gc.disable()  # imports leave little garbage; `prepare`, and commands without a task, enable it
@@ -55,8 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
         if isinstance(error, BrokenPipeError) and _is_pipe_closed():
             return _end(BROKEN_PIPE)
-        if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
-            error = Interrupted("interrupted")  # a person's doing: no plugin is blamed
+        if (
+            type(error) is KeyboardInterrupt
+            and not is_interrupted(error)
+            and not getattr(error, "__notes__", ())
+        ):
+            error = interrupted("interrupted")  # a person's doing: no plugin is blamed
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             error = UsageError(
                 f"a path is too long: {one_line(str(error.filename), 100)}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eventloop.cli.arguments import Arguments, Command, command_help, read_arguments, refuse_flags
 from eventloop.cli.printing import write_text
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
-from eventloop.signals import Interrupted, Terminated
+from eventloop.signals import Terminated
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -91,7 +91,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
     gc.enable()
     try:
         status = command([*argv])
-    except (Interrupted, Terminated, EventloopError):
+    except (Terminated, EventloopError):
         raise
     except SystemExit as error:
         if getattr(error, "__notes__", ()) or not isinstance(error.code, int | None):

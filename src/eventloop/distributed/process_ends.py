@@ -18,10 +18,10 @@ from pathlib import Path
 from eventloop.config.value_sources import TOKEN_VARIABLE
 from eventloop.errors import CheckpointError, EventloopError, UsageError, notes_of, text_of
 from eventloop.safe_text import plain
-from eventloop.signals import Interrupted, Terminated
+from eventloop.signals import Terminated, is_interrupted
 
 _FLUSH_S = 1.0
-FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4
+FAILURE, WRONG_USAGE, NO_CHECKPOINT, INTERRUPTED = 1, 2, 4, 130
 Words = Callable[[str], str]  # `str` chooses those of Python, `in_shell` those of the shell
 
 
@@ -160,7 +160,7 @@ def in_ranks() -> bool:
 def first_line(error: BaseException, words: Words = str, rank: str = "") -> str:
     """Returns the error with its rank, and the plugin that caused it if a note names it."""
     line = summary(error, words)
-    if not in_ranks() or isinstance(error, (Interrupted, Terminated)):
+    if not in_ranks() or _is_signal_s(error):
         return line
     return f"rank {rank or os.environ['RANK']}: {line}"
 
@@ -171,7 +171,7 @@ def summary(error: BaseException, words: Words = str) -> str:
     raised = [one for one in more if one.startswith(f"{type(error).__name__}: ")]
     if raised and text.startswith("Caught "):  # by a worker of a data loader
         text = f"{raised[-1].partition(': ')[2]} ({text.rstrip('.')})"
-    if isinstance(error, (Interrupted, Terminated)):
+    if _is_signal_s(error):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     about_plugins = notes_of(error, "plugins")
@@ -181,10 +181,14 @@ def summary(error: BaseException, words: Words = str) -> str:
     return plain(line)
 
 
+def _is_signal_s(error: BaseException) -> bool:
+    return is_interrupted(error) or isinstance(error, Terminated)
+
+
 def exit_status(error: BaseException) -> int:
     """Returns 2 for wrong usage, 4 for a checkpoint, 130 and 143 for signals, otherwise 1."""
-    if isinstance(error, Interrupted):
-        return 130
+    if is_interrupted(error):
+        return INTERRUPTED
     if isinstance(error, Terminated):
         return 143
     if isinstance(error, CheckpointError):
@@ -194,7 +198,7 @@ def exit_status(error: BaseException) -> int:
 
 def details(error: BaseException, words: Words = str) -> str:
     """Returns what follows the first line: the rest of the message, or a traceback, and notes."""
-    if isinstance(error, (Interrupted, Terminated)):
+    if _is_signal_s(error):
         return ""
     notes = [*map(words, getattr(error, "__notes__", []))]
     if not isinstance(error, EventloopError):

@@ -23,7 +23,7 @@ from eventloop.plugin.owners import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.select import problems_of, select
 from eventloop.plugin.validate import takes_part
-from eventloop.signals import Interrupted, named_interrupts
+from eventloop.signals import is_interrupted, named_interrupts
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -144,9 +144,9 @@ def _row(one: Candidate, configuration: Configuration) -> Candidate:
         return _built(one, configuration)
     except EventloopError as error:
         return dataclasses.replace(one, problems=(error,))
-    except Interrupted:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a plugin may do anything when it is looked at
+    except BaseException as error:
+        if is_interrupted(error):
+            raise
         return dataclasses.replace(one, problems=(unexpected(one.found, error),))
 
 

@@ -14,7 +14,7 @@ from types import CodeType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import Note, PluginError, a, notes_of
-from eventloop.signals import Interrupted
+from eventloop.signals import is_interrupted
 from eventloop.training.failed_inputs import INPUT_ACTIONS, note_input
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def blame(error: BaseException, one: Implementation, state: State) -> None:
     """Adds a note to an exception, once: its implementation, hook and batch."""
     if one.hook.name in INPUT_ACTIONS:
         note_input(error, one.hook.name, state)
-    if one.plugin.role == "core" or isinstance(error, Interrupted):
+    if one.plugin.role == "core" or is_interrupted(error):
         return
     if notes_of(error, "origin"):
         return

@@ -25,7 +25,7 @@ from eventloop.fixes import pip
 from eventloop.naming import kebab
 from eventloop.plugin.records import EXTENSIONS, GROUP_OF, GROUPS, Candidate, Found
 from eventloop.plugin.static_names import bound_names, locate, origin_of
-from eventloop.signals import Interrupted, named_interrupts
+from eventloop.signals import is_interrupted, named_interrupts
 
 _MAX_REDIRECTIONS = 8
 Outcome = tuple[object, tuple[PluginError, ...]]  # what was imported, and its problems
@@ -53,10 +53,10 @@ def imported(found: Found) -> object:
     try:
         with named_interrupts(), _where_it_was():
             return found.entry_point.load() if found.local is None else import_local(found)
-    except Interrupted:
-        raise
     # Whatever its code does when imported, SystemExit too, is that package's problem.
     except BaseException as error:
+        if is_interrupted(error):
+            raise
         raise _problem(found, error) from error
 
 

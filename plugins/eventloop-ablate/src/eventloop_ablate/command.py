@@ -92,7 +92,7 @@ def _trained(
     """Trains, and returns what came of each run, in the order of their ends.
 
     Raises:
-        Interrupted, Terminated: a signal came; the runs under way have saved a checkpoint.
+        KeyboardInterrupt, Terminated: a signal came; the runs under way have saved a checkpoint.
     """
     outcomes = []
     processes = RunProcesses[Run](folder, jobs=ablation.jobs, threads=ablation.threads)

@@ -143,7 +143,7 @@ def _checked(arguments: Arguments, job: Job, declared: Mapping[str, str]) -> Rep
 
     Raises:
         EventloopError: the batch in one piece can't be trained on.
-        Interrupted, Terminated: a signal came.
+        KeyboardInterrupt, Terminated: a signal came.
     """
     samples = arguments.count("samples", 16)
     jobs, threads = share_cores(job, arguments)

@@ -104,7 +104,7 @@ def _trained(arguments: Arguments, curve: Curve) -> Curve:
 
     Raises:
         EventloopError: the run fails.
-        Interrupted, Terminated: a signal came.
+        KeyboardInterrupt, Terminated: a signal came.
     """
     prepare(arguments, COMMAND)
     with TemporaryDirectory(prefix="eventloop-lr-finder-") as name:

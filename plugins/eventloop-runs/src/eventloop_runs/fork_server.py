@@ -207,6 +207,8 @@ def _train(argv: list[str], child: _Child) -> None:
         if not isinstance(ended.code, int):
             raise
         status = ended.code
+    except KeyboardInterrupt:  # by which the command ends
+        status = 128 + signal.SIGINT
     else:
         status = 0
     _end(status, known)

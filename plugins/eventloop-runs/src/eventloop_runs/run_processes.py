@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Generic, NamedTuple, Self
 
 from eventloop import PluginError
-from eventloop.commands import Interrupted, Terminated, counted, ending_with_parent, one_line
+from eventloop.commands import Terminated, counted, ending_with_parent, interrupted, one_line
 from eventloop.toolbox import RunFolder
 from eventloop_runs.forks import ERROR_FILE, ForkServer, Process
 from eventloop_runs.runs_folder import Outcome, R, RunsFolder, read_json
@@ -70,7 +70,7 @@ def check_rows(
 
     Raises:
         PluginError: an algorithm doesn't suit the task, or a dry run fails; with all of them.
-        Interrupted, Terminated: a signal came.
+        KeyboardInterrupt, Terminated: a signal came.
     """
     runs = [_DryRun(name, idx, argv) for idx, (name, argv) in enumerate(rows.items())]
     with TemporaryDirectory(prefix="eventloop-") as folder:
@@ -185,7 +185,7 @@ class RunProcesses(Generic[R]):
         """
         if self._received and self._received[0] == signal.SIGTERM:
             return Terminated(f"terminated: {left}")
-        return Interrupted(f"interrupted: {left}")
+        return interrupted(f"interrupted: {left}")
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._pass_on) for number in _STOPPING}

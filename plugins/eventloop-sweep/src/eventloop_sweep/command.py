@@ -79,7 +79,7 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
     """Trains what is left of the sweep; returns the study.
 
     Raises:
-        Interrupted, Terminated: a signal came; the trials under way have saved a checkpoint.
+        KeyboardInterrupt, Terminated: a signal came; the trials under way have saved a checkpoint.
     """
     folder = RunsFolder(sweep.folder, "sweep")
     sweep.folder.parent.mkdir(parents=True, exist_ok=True)
