@@ -221,3 +221,112 @@ def test_what_a_stranger_writes_into_the_store_has_no_effect(start, tiny):
     assert ran.returncode == 0, ran.stderr
     assert "somebody else" not in ran.stderr + ran.stdout
     assert "40 epochs, 80 batches" in ran.stdout
+
+
+LEAVING = """
+import atexit
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from eventloop import hookimpl
+from bare import task as bare_task
+
+
+def hang():
+    time.sleep(1000)
+
+
+class Leaves:
+    name = "leaves"
+
+    def __init__(self, way):
+        self.way = way
+
+    @hookimpl
+    def fit_start(self, state):
+        if state.rank != 1:
+            return
+        if self.way == "handler":
+            atexit.register(hang)
+        elif self.way == "thread":
+            threading.Thread(target=hang).start()
+        elif self.way == "gil":
+            atexit.register(ctypes.PyDLL(None).sleep, 1000)
+        elif self.way == "child":
+            print("child", subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+        elif self.way == "stubborn child":
+            command = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"
+            print("child", subprocess.Popen([sys.executable, "-c", command]).pid, flush=True)
+
+
+def task(way: str):
+    made = bare_task()
+    made.callbacks = [Leaves(way)]
+    return made
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (
+            "handler",
+            r"hasn't ended 6 s after the run: it is in an exit handler, at \S+/leaving.py:\d+",
+        ),
+        pytest.param("thread", "it waits for the thread 'Thread-", marks=pytest.mark.nightly),
+    ],
+    ids=["handler", "thread"],
+)
+@pytest.mark.parametrize(
+    "through",
+    [[], pytest.param(["torchrun"], marks=pytest.mark.nightly)],
+    ids=["nproc", "torchrun"],
+)
+def test_a_rank_that_hangs_after_a_good_end_is_ended_and_named(start, tiny, way, reason, through):
+    """The launcher waited for ever: an exit handler, or a thread that isn't a daemon."""
+    (tiny / "leaving.py").write_text(LEAVING)
+    argv = ("fit", "leaving.py", "--no-plugins", "--task.way", way, "--export", "w.safetensors")
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    ran = start(*argv, through=torchrun) if through else start(*argv, "--nproc", "2")
+
+    assert ran.returncode == 1
+    assert re.search(rf"(?m)^rank 1: its process \d+ .*{reason}", ran.stderr)
+    assert "2 epochs, 4 batches" in ran.stdout
+    assert (tiny / "w.safetensors").is_file()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone shows the names of processes")
+@pytest.mark.parametrize(
+    "way", ["child", pytest.param("stubborn child", marks=pytest.mark.nightly)]
+)
+def test_processes_that_a_rank_leaves_behind_end_with_the_run(start, tiny, way):
+    """After a good end, too: they hold memory of a GPU, and ports."""
+    (tiny / "leaving.py").write_text(LEAVING)
+
+    ran = start("fit", "leaving.py", "--nproc", "2", "--no-plugins", "--task.way", way)
+
+    (pid,) = re.findall(r"(?m)^child (\d+)$", ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    name = "sleep" if way == "child" else r"python\S*"
+    assert re.search(
+        rf"^rank 1 has left processes behind, which end: {name} \({pid}\)$", ran.stderr
+    )
+    stat = Path("/proc", pid, "stat")
+    assert not stat.exists() or ") Z " in stat.read_text()
+
+
+@pytest.mark.nightly
+def test_a_rank_that_runs_no_python_after_a_good_end_is_killed(start, tiny):
+    """Then no thread of it can tell; the launcher does. torchrun would wait."""
+    (tiny / "leaving.py").write_text(LEAVING)
+
+    ran = start("fit", "leaving.py", "--nproc", "2", "--no-plugins", "--task.way", "gil")
+
+    assert ran.returncode == 1
+    assert re.search(
+        r"^rank 1: its process \d+ hadn't ended 8 s after the run, and was killed", ran.stderr
+    )

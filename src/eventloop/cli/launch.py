@@ -13,14 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import CommandOption
-from eventloop.distributed.process_ends import FAILURE, in_ranks, kill_group
+from eventloop.distributed.process_ends import FAILURE, in_ranks, kill_group, members_of_group
 from eventloop.errors import UsageError, counted
 from eventloop.naming import fold
+from eventloop.safe_text import one_line
 
 if TYPE_CHECKING:
     from eventloop.distributed.rank_store import Bulletin
@@ -29,7 +30,9 @@ _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PASSED = (*_STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 _STOPPED = (130, 143)
-_KILLED_S = 8.0  # after a failure: more than a rank takes to end by itself
+_KILLED_S = 8.0  # after a failure, or a good end: more than a rank takes to end by itself
+# For processes that a rank leaves behind: to end by themselves, and after SIGTERM.
+_LEAVING_S, _LEFT_S = 1.0, 2.0
 NPROC = CommandOption("nproc", "N", "train in N processes on this machine, as torchrun would")
 
 
@@ -108,12 +111,18 @@ def _reported_status(ranks: _Ranks, bulletin: Bulletin) -> int:
         return status if status in _STOPPED else 128 + ranks.received[0]
     if status in _STOPPED:
         return status
+    if rank in ranks.late:
+        sys.stderr.write(
+            f"rank {rank}: its process {process.pid} hadn't ended {_KILLED_S:g} s after the run, and was "
+            "killed: it ran no Python, while the interpreter ended, in a `__del__` say\n"
+        )
+        return status
     how = f"ended with status {process.returncode}"
     if not process.returncode:
         how = "ended with status 0, but wasn't done"
     if process.returncode < 0:
         how = f"was ended by {signal.Signals(-process.returncode).name}"
-    others = "; the others were stopped" if len(ranks.processes) > 1 else ""
+    others = "; the others were stopped" if any(p.returncode for p in ranks.others(rank)) else ""
     sys.stderr.write(f"rank {rank} {how} (process {process.pid}){others}\n")
     return status
 
@@ -126,11 +135,13 @@ class _Ranks:
         received: the signals received, in order.
         first: the rank that failed first.
         killed: the ranks that didn't exit by themselves.
+        late: the ranks that hadn't ended long after a good end.
     """
 
     def __init__(self, bulletin: Bulletin) -> None:
         self._bulletin = bulletin
         self.killed: set[int] = set()
+        self.late: set[int] = set()
         self.processes: list[subprocess.Popen[bytes]] = []
         self.received: list[int] = []
         self.first: int | None = None
@@ -139,6 +150,10 @@ class _Ranks:
     def asked_to_stop(self) -> bool:
         """Whether a signal asked to stop."""
         return any(number in _STOPPING for number in self.received)
+
+    def others(self, rank: int) -> list[subprocess.Popen[bytes]]:
+        """Returns the processes of all ranks but one."""
+        return [process for idx, process in enumerate(self.processes) if idx != rank]
 
     def start(self, command: list[str], variables: dict[str, str]) -> None:
         """Starts a rank in its own session, so that it gets a terminal's Ctrl-C only from here."""
@@ -160,17 +175,24 @@ class _Ranks:
 
         When one has failed, the others exit by themselves; remaining processes are killed,
         including workers. Ranks that were asked to stop have unlimited time, to save a checkpoint.
+        When all have finished, they have as long to exit as after a failure.
         """
-        hurries_since = math.inf
+        hurries_since = done_since = math.inf
         while any(process.poll() is None for process in self.processes):
             time.sleep(_POLL_S)
             now = time.monotonic()
             if self._has_failed() or self.received.count(signal.SIGINT) > 1:
                 hurries_since = min(hurries_since, now)
+            if done_since == math.inf and self._bulletin.all_are_done():
+                done_since = now
             if now - hurries_since > _KILLED_S:
+                self._kill()
+            elif now - done_since > _KILLED_S:
+                self.late |= {idx for idx, one in enumerate(self.processes) if one.poll() is None}
                 self._kill()
         if self._has_failed():
             self._kill()
+        self._end_what_is_left()
 
     def _has_failed(self) -> bool:
         """Returns whether a rank has failed; records the first."""
@@ -197,6 +219,28 @@ class _Ranks:
         # One rank's request for a checkpoint is shared with all.
         for process in self.processes if number in _STOPPING else self.processes[:1]:
             process.send_signal(number)
+
+    def _end_what_is_left(self) -> None:
+        """Ends the processes that ranks have left behind, and names them."""
+        if not self._wait_for_groups(_LEAVING_S):
+            for rank, process in enumerate(self.processes):
+                if members := members_of_group(process.pid):
+                    names = ", ".join(f"{one_line(name)} ({pid})" for pid, name in members.items())
+                    sys.stderr.write(f"rank {rank} has left processes behind, which end: {names}\n")
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGTERM)
+            if not self._wait_for_groups(_LEFT_S):
+                for process in self.processes:
+                    kill_group(process.pid)
+
+    def _wait_for_groups(self, seconds: float) -> bool:
+        """Returns whether the ranks' sessions are empty within some seconds."""
+        end = time.monotonic() + seconds
+        while any(members_of_group(process.pid) for process in self.processes):
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def _kill(self) -> None:
         for rank, process in enumerate(self.processes):

@@ -88,6 +88,28 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def members_of_group(pid: int) -> dict[int, str]:
+    """Returns the running processes of a rank's session, by id with their names.
+
+    Elsewhere than on Linux, where names can't be read, the group has the name "?".
+    """
+    if sys.platform != "linux":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, 0)
+            return {pid: "?"}
+        return {}
+    members = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = folder.joinpath("stat").read_text(errors="replace").rpartition(")")
+        except OSError:  # it has just ended
+            continue
+        state, _parent, group, *_ = rest.split()
+        if group == str(pid) and state not in "ZX":
+            members[int(folder.name)] = name.partition("(")[2]
+    return members
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

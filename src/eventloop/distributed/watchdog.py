@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
 from eventloop.distributed.consistency import DECIDED_ALONE
+from eventloop.distributed.late_end import limit_end
 from eventloop.distributed.process_ends import (
     details,
     end_process,
@@ -78,7 +79,7 @@ def watched_command() -> Iterator[None]:
     """Watches the other ranks while a command runs.
 
     It waits until all ranks have finished, so that the last one's failure fails the others, too,
-    whatever exit status the launcher reports.
+    whatever exit status the launcher reports. From then on the process has a few seconds to end.
 
     Raises:
         EventloopError: the launcher has already ended.
@@ -101,6 +102,7 @@ def watched_command() -> Iterator[None]:
                 fix=f"set {TIMEOUT_VARIABLE} to more seconds, if that is how long it takes",
             )
         board.part()
+    limit_end(board.label())
 
 
 @contextmanager
