@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,8 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from eventloop.devices import kind_of
+from eventloop.distributed.answers import Difference, answered_differently, answers_of
+from eventloop.distributed.consistency import DECIDED_ALONE
 from eventloop.distributed.processes import Exchange
-from eventloop.distributed.rank_store import bulletin
+from eventloop.distributed.rank_store import POLL_S, bulletin, wait_until
 from eventloop.distributed.thread_location import wait_for
 from eventloop.errors import TaskError
 from eventloop.training.optimizers import params_of
@@ -34,6 +37,7 @@ _BUCKET_BYTES = 25 * 2**20
 # Even batches between exchanges, and the seconds within which a signal is noticed, if no batch takes longer.
 _EVERY = 16
 _NOTICED_S = 0.25
+_RECORDS_S = 4 * POLL_S
 
 
 class ExchangeOfRanks(Exchange):
@@ -47,6 +51,7 @@ class ExchangeOfRanks(Exchange):
     def __init__(self, processes: DataParallel) -> None:
         self._processes = processes
         self._board = bulletin()
+        self._answers = answers_of(os.getpid())
         self.start_fit()
 
     def start_fit(self) -> None:
@@ -57,6 +62,8 @@ class ExchangeOfRanks(Exchange):
         # Since the last exchange: batches, seconds on rank 0, and what the losses weighed.
         self._since = time.perf_counter()
         self._num_batches, self._seconds, self._weight, self._sent = 0, 0.0, 0.0, 0.0
+        self._answers.start_digest()
+        self._sent_digest = 0
 
     def request_stop(self, state: State, reason: StopReason) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -80,10 +87,11 @@ class ExchangeOfRanks(Exchange):
         if not is_due and self._num_batches < self._interval:
             return
         stops = self._is_urgent or (is_due and self._stop_reason is not None)
-        self._sent = self._weight
+        self._sent, self._sent_digest = self._weight, self._answers.digest
         counts = (state.count.samples, state.count.tokens, self._seconds, self._sent)
         # Read through the array, no operation of torch is needed to see the sums.
-        self._sums = array("d", (*counts, float(stops), float(self._checkpoint)))
+        requests = (float(stops), float(self._checkpoint))
+        self._sums = array("d", (*counts, *requests, float(self._sent_digest)))
         sums = torch.frombuffer(self._sums, dtype=torch.float64)
         self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
 
@@ -92,7 +100,9 @@ class ExchangeOfRanks(Exchange):
         if self._work is None:
             return state.count.samples * processes.data_world_size, 0, 0.0
         wait_for(self._work)
-        samples, tokens, seconds, weight, stops, checkpoints = self._sums
+        samples, tokens, seconds, weight, stops, checkpoints, digests = self._sums
+        if digests != self._sent_digest * processes.world_size:
+            raise self._answered_differently()
         if weight != self._sent * processes.world_size:
             raise _uneven(self._num_batches, self._sent, weight)
         if stops or checkpoints:
@@ -102,6 +112,25 @@ class ExchangeOfRanks(Exchange):
         self._work, self._num_batches, self._seconds = None, 0, 0.0
         num = processes.world_size // processes.data_world_size  # each of whom has counted the same
         return int(samples) // num, int(tokens) // num, seconds
+
+    def _answered_differently(self) -> TaskError:
+        """Returns the error that names the question, if the ranks' records in the store show it."""
+        found: list[Difference] = []
+
+        def look() -> bool:
+            difference = self._board.difference() if self._board is not None else None
+            found.extend([difference] if difference is not None else [])
+            return bool(found)
+
+        # Ranks rewrite their records twice a second.
+        wait_until(look, _RECORDS_S if self._board is not None else 0.0)
+        if not found:
+            return TaskError(
+                f"the ranks answered a question of the loop, should_skip_batch say, differently in the "
+                f"last {self._num_batches} batches",
+                fix=DECIDED_ALONE,
+            )
+        return answered_differently(found[0], self._answers, self._processes.layout)
 
     def settle(self, state: State) -> None:
         own = (self._stop_reason, self._checkpoint, self._weight)

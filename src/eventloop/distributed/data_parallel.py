@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from eventloop.devices import collective_backends, kind_of
+from eventloop.distributed.answers import answers_of
 from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
 from eventloop.distributed.collectives import ExchangeOfRanks, average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from eventloop.config.settings import Settings
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.state import State
     from eventloop.training.logged_numbers import Cell, OverRanks, Reduce, Reduction, Row, Shares
     from eventloop.training.running_means import Number
@@ -119,6 +121,12 @@ class DataParallel(Processes):
     def mesh(self) -> DeviceMesh:
         names, sizes = zip(*self.layout.sizes.items(), strict=True)
         return _mesh(self._device_type, names, sizes)
+
+    def record_answers(self, active: ActivePlugins) -> None:
+        answers = answers_of(os.getpid())
+        answers.record(active)
+        if (board := bulletin()) is not None:
+            answers.confirm = board.confirm
 
     def hooks(self, settings: Settings) -> tuple[object, ...]:
         return (RankHooks(self),)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from eventloop.config.settings import Settings
     from eventloop.distributed.checkpoint_crew import Crew
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.signals import StopReason
     from eventloop.state import State
     from eventloop.training.logged_numbers import OverRanks
@@ -117,6 +118,9 @@ class Processes:
 
     def arrange(self, layout: Layout, device: torch.device) -> None:
         """Arranges the ranks as `build_mesh` wants it. Collective: every rank must call it."""
+
+    def record_answers(self, active: ActivePlugins) -> None:
+        """Has the answers to the loop's questions recorded, where ranks must answer alike."""
 
     def hooks(self, settings: Settings) -> tuple[object, ...]:
         """Returns the core's plugins for training with these processes."""

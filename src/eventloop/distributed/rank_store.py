@@ -31,6 +31,13 @@ from typing import Any, TypeVar
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
+from eventloop.distributed.answers import (
+    Difference,
+    answered_differently,
+    answers_of,
+    difference,
+    has_answered,
+)
 from eventloop.distributed.loopback import host_on_loopback
 from eventloop.distributed.process_ends import Words, in_ranks, is_alive, kill_rank, this_machine
 from eventloop.distributed.sealed_records import SealedRecords, token_of_run
@@ -45,6 +52,8 @@ _MOST_CHARS = 50_000
 _NAME = "eventloop/attempt"
 _POLL_STORE_S = 0.02
 POLL_S = 0.5
+_HEARTBEATS_S = 4 * POLL_S  # for records that others rewrite
+_MOST_ASKED = 16  # ranks whose answers are looked at
 _STILL_S = 4 * POLL_S  # without a heartbeat: it can't end by itself
 
 
@@ -81,6 +90,7 @@ class Member:
         num_beats: grows while its watchdog runs, and so while its process runs Python.
         line: which line it is at, if it hasn't moved for long or was asked; else "".
         num_batches: how many batches it has begun.
+        answers: its answers to the loop's questions, as `Answers` writes them.
     """
 
     machine: str
@@ -89,6 +99,7 @@ class Member:
     num_beats: int = 0
     line: str = ""
     num_batches: int = 0
+    answers: str = ""
 
     @property
     def is_here(self) -> bool:
@@ -110,6 +121,7 @@ class Bulletin:
         is_inside: whether this process runs something that needs all ranks.
         has_failed: whether that has ended with an exception.
         num_batches: how many batches this process has begun.
+        answers: its answers to the loop's questions.
         words: chooses those of Python, or of the shell if a command runs.
         layout: how the ranks are arranged, for their names.
     """
@@ -127,6 +139,7 @@ class Bulletin:
         self._beating = threading.Lock()
         self.has_failed = self.is_inside = False
         self.num_batches = 0
+        self.answers = answers_of(os.getpid())
         self.words: Words = str
         self.layout = Layout({"data": world_size})
 
@@ -166,7 +179,9 @@ class Bulletin:
         if self.has_failed:
             self.has_failed = False
             self._num_failures += 1
-            self.num_batches = self._num_failures << 40  # alike again on all ranks
+            # Alike again on all ranks.
+            self.num_batches = self._num_failures << 40
+            self.answers.restart(self._num_failures << 40)
         self.is_inside = True
         self.beat()
 
@@ -179,7 +194,7 @@ class Bulletin:
         """Rewrites this rank's record, as a sign that it is running."""
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
-            facts = (self.is_inside, self._num_beats, line, self.num_batches)
+            facts = (self.is_inside, self._num_beats, line, self.num_batches, str(self.answers))
             member = Member(this_machine(), os.getpid(), *facts)
             self._records.write(self._member_key(self.rank), astuple(member))
 
@@ -193,6 +208,42 @@ class Bulletin:
     def members(self) -> dict[int, Member | None]:
         """Returns the records of all ranks."""
         return {rank: self.member(rank) for rank in range(self.world_size)}
+
+    def difference(self) -> Difference | None:
+        """Returns a question of the loop that ranks have answered differently, as their records show."""
+        texts = {rank: one.answers for rank, one in self.members().items() if one is not None}
+        return difference(texts | {self.rank: str(self.answers)})
+
+    def confirm(self, number: int) -> None:
+        """Publishes this rank's answer to a question, and looks at those of other ranks.
+
+        A rank that answered differently publishes it with its next heartbeat. One that is slow isn't
+        waited for: its watchdog will see the answers, too.
+
+        Raises:
+            TaskError: another rank has answered differently.
+        """
+        ranks = range(self.world_size)
+        if self.world_size > _MOST_ASKED:  # each asks the next one, or rank 0 would wait for all
+            ranks = range(self.rank + 1, self.rank + 2)
+        texts = {self.rank: str(self.answers)}
+
+        def has_answered_too(rank: int) -> bool:
+            member = self.member(rank)
+            if member is None:
+                return True
+            texts[rank] = member.answers
+            return has_answered(member.answers, number)
+
+        try:
+            self.beat()
+            for rank in {rank % self.world_size for rank in ranks} - {self.rank}:
+                wait_until(functools.partial(has_answered_too, rank), _HEARTBEATS_S, poll_s=0.002)
+            found = self.difference() if difference(texts) is not None else None
+        except RuntimeError:  # the store is gone; the watchdog ends this process
+            return
+        if found is not None:
+            raise answered_differently(found, self.answers, self.layout)
 
     def finish(self) -> None:
         """Announces that this rank has finished."""
@@ -303,6 +354,11 @@ class Neighbour:
         self._still_s = 0.0
         self._looked_at = time.monotonic()
 
+    @property
+    def answers(self) -> dict[int, str]:
+        """Its answers to the loop's questions at the last look, by its rank."""
+        return {} if self._member is None else {self._rank: self._member.answers}
+
     def look(self) -> Failure | None:
         """Reads its record; returns a failure if it has ended, or hasn't run for the timeout."""
         member, previous = self._board.member(self._rank), self._member
@@ -342,6 +398,8 @@ class Neighbour:
         locations = [f"rank {name} {line}" for name, line in lines if line]
         before = f"; before that: {'; '.join(locations)}" if locations else ""
         what = f"its process {seen.pid} is gone without a word"
+        if (found := self._board.difference()) is not None:
+            before = f"; before that: {found.text(self._board.layout)}"
         return self._failure(f"{what}{before}")
 
     def _failure(self, what: str) -> Failure:

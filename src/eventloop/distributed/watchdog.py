@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from eventloop.config.value_sources import TIMEOUT_VARIABLE
+from eventloop.distributed.answers import answered_differently, difference
 from eventloop.distributed.consistency import DECIDED_ALONE
 from eventloop.distributed.late_end import limit_end
 from eventloop.distributed.process_ends import (
@@ -156,16 +157,25 @@ def post(board: Bulletin, error: BaseException) -> Failure:
     is_lost = _lost_another(error)
     if is_lost and not wait_until(lambda: board.first_failure() is not None, GRACE_S):
         _ask_around(board, error)
-    first = board.post(_failure(board, error))
-    note = f"what came first: {first.line}"
-    if is_lost and first.reported_by != board.rank and note not in getattr(error, "__notes__", []):
-        error.add_note(note)
+    own = _failure(board, error)
+    first = board.post(own)
+    # This rank's watchdog may have posted something before its thread lost another rank.
+    is_own = first.reported_by == board.rank and first.line == own.line
+    notes = [note for note in getattr(error, "__notes__", []) if note]
+    is_noted = any(first.line in note or first.line.startswith(note) for note in notes)
+    if is_lost and not is_own and not is_noted:
+        error.add_note(f"what came first: {first.line}")
     return first
 
 
 def _ask_around(board: Bulletin, error: BaseException) -> None:
     """Asks all ranks where they are, and posts the rank that the others wait for."""
     before = board.members()
+    if (question := board.difference()) is not None:
+        different = answered_differently(question, board.answers, board.layout)
+        error.add_note(text_of(different))
+        board.post(_failure(board, different))
+        return
     own = _failure(board, error)
     if board.post(own).reported_by != board.rank:
         return
@@ -263,6 +273,7 @@ class _Watchdog:
         self._post_what_is_held_up()
         self._post_what_no_rank_joins()
         lost = [found for one in self._neighbours if (found := one.look())]
+        self._post_different_answers()
         if self._failure is None:
             if lost:  # before it is posted: the watched thread may then end this process
                 self._end_neighbours()
@@ -299,6 +310,21 @@ class _Watchdog:
                 f"that have begun a later one, up to {max(at)[0]}",
                 fix=DECIDED_ALONE,
             )
+            board.post(_failure(board, error))
+
+    def _post_different_answers(self) -> None:
+        """Posts a question of the loop that this rank and a neighbour have answered differently.
+
+        They have computed different things since, or wait for each other in different collectives.
+        """
+        board = self._board
+        if self._failure is not None or not board.is_inside:
+            return
+        texts = {board.rank: str(board.answers)}
+        for neighbour in self._neighbours:
+            texts |= neighbour.answers
+        if difference(texts) is not None and (found := board.difference()) is not None:
+            error = answered_differently(found, board.answers, board.layout)
             board.post(_failure(board, error))
 
     def _waits(self) -> bool:

@@ -136,6 +136,7 @@ class Run:
         state = self.state
         self._compiled = compiled_of(assembly, state)
         self.active.freeze(assembly, state, (*self._compiled, *state.observers))
+        self.processes.record_answers(self.active)
         heard = (assembly.implementations[one] for one in ("log", "log_text"))
         self._numbers.is_heard = any(heard)
         manifest = manifest_of(assembly, state.settings, state.device)
