@@ -182,7 +182,12 @@ def test_any_yes_stops_after_the_batch(make_trainer, make_plugin):
 
 def test_the_first_reason_to_stop_is_kept(make_trainer, make_plugin):
     """What came later is a consequence, not the cause."""
-    stopper = make_plugin(batch_end=lambda state: [state.request_stop(why) for why in ("a", "b")])
+
+    def stop_twice(state):
+        state.request_stop("a")
+        state.request_stop("b")
+
+    stopper = make_plugin(batch_end=stop_twice)
     trainer = make_trainer(callbacks=[stopper])
 
     trainer.fit()

@@ -205,6 +205,10 @@ def test_no_step_of_two_ranks_reads_a_tensor(precision, reads):
 @pytest.mark.parametrize("hook", ["batch_start", "after_loss", "after_backward", "batch_end"])
 def test_a_plugin_that_reads_is_seen(hook, reads, make_plugin):
     """Control: from the first event of the window to the last."""
-    reader = make_plugin("z", **{hook: lambda state: state.model[0].weight.sum().item()})
+
+    def read(state):
+        state.model[0].weight.sum().item()
+
+    reader = make_plugin("z", **{hook: read})
 
     assert reads(reader, microbatch_size=None).num_reads == NUM_STEPS

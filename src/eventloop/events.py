@@ -1,6 +1,6 @@
 """The events, questions and collections, in firing order; each docstring is the hook's contract.
 
-An event notifies: every implementation is called, and results are ignored. A question, named
+An event notifies: every implementation is called and returns nothing. A question, named
 `should_...`, asks: any True means yes; who answers changes nothing. A collection asks, too, and gathers
 the answers: here, what each plugin says about itself. Hooks that do the work are actions, in
 `actions.py`. Plugins may declare more: `docs/how-to/let-others-extend-yours.md`.

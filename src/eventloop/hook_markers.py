@@ -78,8 +78,8 @@ def hookspec(
     """Declares a hook, its docstring being the contract.
 
     A name that starts with `should_` is a question; `firstresult` makes an action, `collection` a
-    collection; anything else is an event, and what an implementation of a plugin's event returns
-    is an error.
+    collection; anything else is an event, and an implementation that returns something is an
+    error.
 
     Args:
         per: how often the hook fires.

@@ -7,7 +7,8 @@ import traceback
 
 import pytest
 
-from eventloop.errors import PluginError, ReadOnlyStateError, notes_of
+from eventloop.errors import PluginError, ReadOnlyStateError, a, notes_of
+from eventloop.plugin.declared_hooks import HOOKS
 from eventloop.plugin.plans import nothing, outcomes_of, unanswered
 
 
@@ -109,6 +110,60 @@ def test_an_action_that_nobody_answers_is_an_error(plan_of, plugin, state):
     for plan in (plan_of("forward"), plan_of("forward", plugin("p", forward=maybe))):
         with pytest.raises(PluginError, match="no plugin answered the action forward"):
             plan(state)
+
+
+# Events
+
+
+def told_and_returned(state):
+    result = yield
+    return [*result, 0.5][-1]
+
+
+@pytest.mark.parametrize("hook", ["batch_end", "log"])
+@pytest.mark.parametrize("result", [5, 0, False, "", []])
+def test_an_event_that_returns_a_result_is_an_error_that_names_it(
+    plan_of, plugin, state, hook, result
+):
+    """Nothing receives the result, so the author must have meant something else."""
+
+    def told(state):
+        return result
+
+    arguments = (state, *HOOKS[hook].argnames[1:])
+    quiet = plugin("a", **{hook: lambda state: None})
+
+    with pytest.raises(PluginError) as caught:
+        plan_of(hook, quiet, plugin("b", distribution="eventloop-b", **{hook: told}))(*arguments)
+
+    assert str(caught.value) == (
+        f"the event {hook} got {a(type(result).__name__)} as a result, which would be lost\n"
+        "  plugin  b (eventloop-b 0.2.1)\n"
+        f"  at      {line_of(told)}\n"
+        "  fix     return nothing; to pass a value on, keep it on the plugin or log it"
+    )
+
+
+def test_a_wrapper_of_an_event_that_returns_a_result_is_an_error(plan_of, plugin, state):
+    """A wrapper returns what `yield` gives it, an empty list, or nothing."""
+    wrapper = plugin("b", batch_end=(told_and_returned, {"wrapper": True}))
+
+    with pytest.raises(PluginError, match="the event batch_end got a float as a result"):
+        plan_of("batch_end", wrapper)(state)
+
+
+def test_a_result_of_the_event_close_is_an_error_once_all_are_closed(plan_of, plugin, state):
+    """`close` and `exception` reach every plugin, whatever another one does."""
+    closed = []
+    returns = plugin("a", close=lambda state: 5)
+    closes = plugin("b", close=lambda state: closed.append("b"))
+
+    errors = plan_of("close", returns, closes)(state)
+
+    assert closed == ["b"]
+    assert [str(error).partition(" as a result")[0] for error in errors] == [
+        "the event close got an int"
+    ]
 
 
 # Questions

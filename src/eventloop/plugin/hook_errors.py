@@ -136,7 +136,7 @@ def swallowed(one: Implementation) -> PluginError:
 
 def fits(result: Any, one: Implementation) -> bool:
     """Returns whether a wrapper may return a result instead of the enclosed one."""
-    if result is None or (one.hook.kind == "event" and not one.hook.declared_by):
+    if result is None:
         return True
     if not isinstance(result, list):
         return False
@@ -149,9 +149,9 @@ def misfit(result: Any, one: Implementation) -> PluginError:
     """Returns the error of a result that its hook doesn't accept."""
     hook, what = one.hook, a(type(result).__name__)
     if hook.kind == "event":
-        fix = (
-            "leave the result out; what other plugins shall collect is a hook with collection=True"
-        )
+        fix = "return nothing; to pass a value on, keep it on the plugin or log it"
+        if hook.declared_by:
+            fix = "return nothing; a hook whose results are collected has collection=True"
         what = f"the event {hook.name} got {what} as a result, which would be lost"
     elif not one.wrapper:
         fix = "return one of these"

@@ -3,8 +3,7 @@
 Calls have pluggy's semantics: results that aren't None are collected in order, an action stops at
 the first one, wrappers enclose all plain implementations and can replace result and exception. A
 result that a hook can't use, such as that of an event called by a plugin, is an error that names
-the plugin. A plan only omits work that the run doesn't need, such as the results of the core's
-events that no wrapper receives.
+the plugin. A plan only omits work that the run doesn't need.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def freeze(
         return plan if has_owner else _answered(hook, plan)
     if not plain and not wrappers:
         return _silence(hook)
-    if hook.kind == "event" and not wrappers and not hook.declared_by:
+    if hook.kind == "event" and not wrappers:
         return _tell(hook, plain, state, raised)
     gather = enclose(_gather(hook, plain, state, raised), wrappers, state)
     return _ask(gather) if hook.kind == "question" else gather
@@ -114,7 +113,7 @@ def _tell(
     state: State,
     raised: dict[str, Implementation],
 ) -> Plan:
-    """Calls all implementations in order and ignores their results."""
+    """Calls all implementations in order; a result is an error, because nothing would receive it."""
     if hook.argnames == STATE_ALONE:
         return _tell_directly(plain, state, raised)
     calls = [(adapted(one, state), one) for one in plain]
@@ -122,7 +121,9 @@ def _tell(
     def tell_each(_state: State, *rest: Any) -> None:
         for function, one in calls:
             try:
-                function(*rest)
+                result = function(*rest)
+                if result is not None:
+                    raise misfit(result, one)
             except BaseException as error:
                 raised[hook.name] = one
                 blame(error, one, state)
@@ -143,7 +144,9 @@ def _tell_directly(
     def tell_each(_state: State) -> None:
         for function, argument, one in calls:
             try:
-                function(argument)
+                result = function(argument)
+                if result is not None:
+                    raise misfit(result, one)
             except BaseException as error:
                 raised[one.hook.name] = one
                 blame(error, one, state)
@@ -161,7 +164,7 @@ def _gather(
     """Calls all implementations in order and returns the results that aren't None."""
     calls = [(adapted(one, state), one) for one in plain]
     is_question = hook.kind == "question"
-    is_event = hook.kind == "event" and bool(hook.declared_by)
+    is_event = hook.kind == "event"
     is_text = hook.name in OF_ITSELF
 
     def gather(_state: State, *rest: Any) -> list[Any]:
@@ -267,7 +270,9 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
         failures: list[BaseException] = []
         for function, one in calls:
             try:
-                function(*rest)
+                result = function(*rest)
+                if result is not None:
+                    raise misfit(result, one)
             except BaseException as error:  # noqa: BLE001  all are told before any is raised
                 blame(error, one, state)
                 failures.append(error)
