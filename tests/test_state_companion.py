@@ -64,7 +64,11 @@ def test_a_companion_is_frozen_and_belongs_to_nothing_else(make_trainer, with_co
 def test_a_companion_draws_no_random_numbers_of_others(make_trainer, make_plugin):
     """The model's dropout and the order of samples must not depend on a reference."""
     plain = make_trainer()
-    made = make_plugin(init=lambda state: state.companion("base", lambda: nn.Linear(3, 3)))
+
+    def init(state):
+        state.companion("base", lambda: nn.Linear(3, 3))
+
+    made = make_plugin(init=init)
     before = torch.get_rng_state()
     trainer = make_trainer(algorithms=[made])
 

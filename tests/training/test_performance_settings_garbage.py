@@ -125,7 +125,11 @@ def test_what_lives_is_frozen_until_the_trainer_is_closed(make_trainer):
 
 def test_a_failure_puts_python_back(make_trainer, make_plugin):
     """The process may go on without the trainer."""
-    failing = make_plugin("failing", batch_end=lambda state: 1 // (3 - state.clock.batch))
+
+    def divide(state):
+        1 // (3 - state.clock.batch)  # noqa: B018
+
+    failing = make_plugin("failing", batch_end=divide)
     trainer = make_trainer(algorithms=[failing], gc_interval="1ba", max_duration="9ba")
 
     with pytest.raises(ZeroDivisionError):

@@ -47,13 +47,18 @@ def checked(make_trainer):
 
 
 def write_into(target):
-    return {
+    write = {
         "batch": lambda state: state.batch[0].add_(1),
         "outputs": lambda state: state.outputs.detach().zero_(),
         "loss": lambda state: state.loss.detach().mul_(2),
         "model": lambda state: next(state.model.parameters()).detach().add_(1),
         "gradient": lambda state: next(state.model.parameters()).grad.zero_(),
     }[target]
+
+    def told(state):
+        write(state)
+
+    return told
 
 
 @pytest.mark.parametrize("target", ["batch", "outputs", "loss", "model", "gradient"])
