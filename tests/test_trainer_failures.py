@@ -121,7 +121,8 @@ def test_the_culprit_is_named_and_everybody_is_told(hook, form, whole_run, make_
     if hook in WITHIN_BATCH:  # the clock counts the batches that are done
         moment = "epoch 0, batch 1"
     assert f"raised by plugin bad (eventloop-bad 1.2.3) in {hook}, {moment}, rank 0" in text
-    assert "fix  leave the plugin out of `algorithms=[...]`" in text
+    assert "fix  correct the plugin's code at " in text
+    assert "/eventloop_bad_module.py:" in text.partition("  fix  ")[2]
     assert text.count("raised by plugin") == 1
     expected = TaskError if hook in TOLD_AFTER_ALL else "Boom"
     assert expected in (type(error), type(error).__name__)

@@ -202,3 +202,54 @@ def test_the_map_keeps_no_plugin(plan_of):
     gc.collect()
 
     assert gone() is None
+
+
+def note_of(plan, state):
+    with pytest.raises(Exception) as failure:  # noqa: PT011
+        plan(state)
+    return failure.value.__notes__[-1]
+
+
+def test_after_an_exception_in_the_users_own_plugin_its_line_is_named(plugin, plan_of, state):
+    """Leaving the plugin out isn't what its author wants."""
+    line = fail.__code__.co_firstlineno + 1
+
+    note = note_of(plan_of("batch_end", plugin("own", batch_end=lambda state: fail())), state)
+
+    assert f"\n  fix  correct the plugin's code at {__file__}:{line}" in note
+    assert "leave" not in note
+
+
+def test_an_own_package_in_development_is_the_users_own_plugin(plugin, plan_of, state):
+    """An editable installation lies where its author edits it."""
+    one = plugin("own", distribution="eventloop-own-test", batch_end=lambda state: fail())
+
+    assert "correct the plugin's code" in note_of(plan_of("batch_end", one), state)
+
+
+@pytest.mark.parametrize(
+    ("file", "distribution"),
+    [("/venv/lib/site-packages/other/plugin.py", "other"), ("/clone/plugin.py", "eventloop-ema")],
+)
+def test_after_an_exception_in_an_installed_plugin_it_can_be_switched_off(
+    file, distribution, plugin, plan_of, state
+):
+    """Its user didn't write the code, and can't change it."""
+    scope = {}
+    exec(compile("def batch_end(state):\n    1 / 0\n", file, "exec"), {"__name__": "m"}, scope)
+    one = plugin("other", distribution=distribution, **scope)
+
+    note = note_of(plan_of("batch_end", one), state)
+
+    assert "correct" not in note
+    assert "switch the plugin off with" in note
+
+
+def test_an_error_that_says_what_to_do_gets_no_second_advice(plugin, plan_of, state):
+    """A callback that reads what it can't is told how to write it."""
+    one = plugin("own", "callback", batch_end=lambda state: state.global_step)
+
+    note = note_of(plan_of("batch_end", one), state)
+
+    assert "raised by plugin own" in note
+    assert "fix" not in note

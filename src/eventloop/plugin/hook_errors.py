@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from eventloop.errors import Note, PluginError, a, notes_of
+from eventloop.errors import EventloopError, Note, PluginError, a, notes_of
+from eventloop.fixes import published
+from eventloop.naming import fold
 from eventloop.signals import is_interrupted
 from eventloop.training.failed_inputs import INPUT_ACTIONS, note_input
 
@@ -110,11 +114,46 @@ def blame(error: BaseException, one: Implementation, state: State) -> None:
     moment = f"{one.hook.name}, {moment_in(one.hook.name, state)}"
     text = f"in the task's {moment}"
     if one.plugin.role != "task":
-        text = (
-            f"raised by plugin {one.plugin.origin} in {moment}, rank {state.layout.label(state.rank)}\n"
-            f"  at   {one.where}\n  fix  " + one.plugin.way_out
-        )
+        rank = state.layout.label(state.rank)
+        text = f"raised by plugin {one.plugin.origin} in {moment}, rank {rank}\n  at   {one.where}"
+        if fix := _fix(error, one):
+            text += "\n  fix  " + fix
     error.add_note(Note(text, "origin"))
+
+
+def _fix(error: BaseException, one: Implementation) -> str:
+    """Returns what to do about an exception: correct the user's own plugin, or continue without it.
+
+    Returns "" for the user's own plugin if the exception says itself what to do.
+    """
+    function = inspect.unwrap(one.function)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    if not file or _is_packaged(file, function.__module__, one.plugin.distribution):
+        return one.plugin.way_out
+    if isinstance(error, EventloopError) and error.fix:
+        return ""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+    where = f"{file}:{lines[-1]}" if lines else one.where
+    correction = f"correct the plugin's code at {where}"
+    # A package in development may be switched off until its author has time for it.
+    return (
+        one.plugin.fix(correction)
+        if one.plugin.found and not one.plugin.found.local
+        else correction
+    )
+
+
+def _is_packaged(file: str, module: str, distribution: str) -> bool:
+    """Returns whether code is of an installed package, so that the user didn't write it.
+
+    Packages of the core's repository count as installed even where they lie in a clone.
+    """
+    package = fold(module.partition(".")[0])
+    ours = {f"eventloop_{fold(name)}" for name in published()}
+    if {package, fold(distribution)} & {"eventloop", *ours}:
+        return True
+    return bool({"site-packages", "dist-packages"} & {*Path(file).parts})
 
 
 def moment_in(hook: str, state: State) -> str:
