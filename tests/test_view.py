@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventloop import State, StateView
+from eventloop import State, StateView, vocabulary
 from eventloop.errors import ReadOnlyStateError
 from eventloop.view import view_of
 
@@ -23,7 +23,7 @@ def view(state) -> StateView:
 WRITABLE = sorted(name for name in State.__slots__ if not name.startswith("_"))
 
 
-@pytest.mark.parametrize("name", [*WRITABLE, "inputs", "targets", "rank", "new"])
+@pytest.mark.parametrize("name", [*WRITABLE, "inputs", "targets", "rank"])
 def test_a_view_refuses_to_assign_and_to_delete(name, view):
     """The message names plugin, hook and attribute, and the way to become an algorithm."""
     with pytest.raises(ReadOnlyStateError) as assigned:
@@ -104,3 +104,45 @@ def test_a_callback_may_log_and_ask(make_trainer, make_plugin):
 
     assert heard[0]["watch/batch"] == 1
     assert trainer.state.stop_reason == "enough"
+
+
+@pytest.mark.parametrize(("name", "here"), vocabulary.STATE.items())
+def test_another_trainers_attribute_is_written_otherwise_and_needs_no_algorithm(name, here, view):
+    """Reading `global_step` changes nothing, so becoming an algorithm is no advice."""
+    with pytest.raises(ReadOnlyStateError) as caught:
+        getattr(view, name)
+
+    assert caught.value.fix == f"write `{here}`"
+    assert "algorithm" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("lossy", "write `state.loss`, or keep"),
+        ("zzz", "keep a value of the plugin's own on `self`; `StateView` lists"),
+    ],
+)
+def test_an_attribute_that_no_state_has_needs_no_algorithm_either(name, fix, view):
+    """An algorithm doesn't have it either."""
+    with pytest.raises(ReadOnlyStateError) as caught:
+        getattr(view, name)
+
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_value_of_the_plugins_own_is_kept_on_the_plugin(view):
+    """The State takes no new attributes, from algorithms neither."""
+    with pytest.raises(ReadOnlyStateError) as caught:
+        view.best_loss = 0.5
+
+    assert "a callback assigned state.best_loss, but it may only read" in str(caught.value)
+    assert caught.value.fix == "keep it on the plugin: `self.best_loss = ...`"
+
+
+def test_what_algorithms_alone_have_is_for_an_algorithm(view):
+    """`state.update` changes the training."""
+    with pytest.raises(ReadOnlyStateError, match="update isn't available to a callback") as caught:
+        view.update
+
+    assert "is an algorithm" in caught.value.fix

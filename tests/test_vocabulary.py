@@ -8,8 +8,9 @@ import pytest
 from torch import nn
 
 from eventloop import SettingError, Settings, State, Task, Trainer, hookimpl, vocabulary
+from eventloop.config import option_types
 from eventloop.config.configuration import Configuration
-from eventloop.config.settings import SETTING_NAMES
+from eventloop.config.settings import SETTING_NAMES, setting_options
 from eventloop.plugin.declared_hooks import HOOKS
 
 
@@ -172,3 +173,86 @@ def test_what_a_property_raises_isnt_hidden(make_trainer):
             trainer.broken
     finally:
         del type(trainer).broken
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "here"),
+    [
+        (name, value, here)
+        for name, words in vocabulary.VALUES.items()
+        for value, here in words.items()
+    ],
+)
+@pytest.mark.parametrize("kind", ["flag", "keyword"])
+def test_a_value_of_another_trainer_is_named_with_one_that_works(kind, setting, value, here):
+    """Names of settings are translated, and so are their values."""
+    with pytest.raises(SettingError) as caught:
+        Configuration.read(flags={setting: value.upper()}, kind=kind).settings()
+
+    assert f"; here it is {here}\n" in str(caught.value)
+    written = f"`{option_types.flag(setting)} {here}`"
+    if kind == "keyword":
+        written = f"`{setting}={option_types.as_python(here)}`"
+    assert written in str(caught.value)
+    Configuration.read(flags={setting: here}).settings()
+
+
+def test_values_are_of_settings_and_none_is_ours():
+    """A value that means something here would never be looked up."""
+    assert vocabulary.VALUES.keys() <= {*SETTING_NAMES}
+    for setting, words in vocabulary.VALUES.items():
+        for word in words:
+            if setting in ("device", "resume"):  # any text may be a device or a path
+                continue
+            with pytest.raises(ValueError, match=r"isn.t|is not"):
+                option_types.convert_value(setting_options()[setting], word)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "here"),
+    [("max_duration", 3, "3ep"), ("eval_interval", "5", "5ep"), ("log_interval", 50, "50ba")],
+)
+def test_a_time_without_a_unit_gets_the_usual_one(name, value, here):
+    """Most trainers count epochs, and steps where it is about logging."""
+    with pytest.raises(SettingError, match=f"here it is {here}\n") as caught:
+        Configuration.read(flags={name: value}).settings()
+
+    assert f'`{name}="{here}"`' in str(caught.value)
+
+
+def test_a_checkpoint_may_have_the_name_of_a_word(tmp_path, monkeypatch):
+    """`resume="latest"` is a path where there is one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latest").mkdir()
+
+    assert Configuration.read(flags={"resume": "latest"}).settings().resume == "latest"
+
+
+@pytest.mark.parametrize("word", sorted(vocabulary.ACCUMULATION))
+@pytest.mark.parametrize(("value", "batch_size"), [(4, 32), ("2", 16), ("auto", 32), (-1, 32)])
+def test_accumulated_batches_are_a_batch_size_and_a_microbatch_size(
+    word, value, batch_size, make_task
+):
+    """With the microbatch size alone a step would train on a fraction of the samples."""
+    expected = f"microbatch_size=8 with DataLoader(..., batch_size={batch_size})"
+
+    with pytest.raises(SettingError) as by_trainer:
+        Trainer(make_task(), **{word: value})
+    with pytest.raises(SettingError) as by_flag:
+        Configuration.read(flags={word: value}, kind="flag").settings()
+
+    assert f"here it is {expected}: a step trains on one batch of the loader" in str(
+        by_trainer.value
+    )
+    assert expected.replace("microbatch_size=8", "--microbatch-size 8") in str(by_flag.value)
+    assert f"split into {batch_size // 8} microbatches" in str(by_flag.value)
+
+
+def test_a_task_names_both_sizes_for_accumulated_batches():
+    """As the trainer does."""
+    with pytest.raises(TypeError) as caught:
+        Task(model=nn.Linear(1, 1), accumulation_steps=4)
+
+    assert "Trainer(task, microbatch_size=8) with DataLoader(..., batch_size=32)" in str(
+        caught.value
+    )

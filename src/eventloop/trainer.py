@@ -20,7 +20,7 @@ from eventloop.checkpoint.checkpoint_export import warn_of_misfits, with_names_o
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
-from eventloop.config.value_sources import example
+from eventloop.config.value_sources import setting_for
 from eventloop.errors import (
     EventloopError,
     SettingError,
@@ -433,7 +433,7 @@ def fit(
             "settings are keywords here", fix='write fit(..., seed=1) for {"seed": 1}'
         )
     names = inspect.signature(Task).parameters.keys() - {*_OF_TRAINER}
-    settings = {word: example(*one, "keyword") for word, one in SETTINGS.items()}
+    settings = {word: setting_for(word, "keyword", given.get(word)) for word in SETTINGS}
     words = {**settings, **TRAINER, **TASK}
     for name in given.keys() - names - {*_OF_TRAINER, *SETTING_NAMES}:
         if hint := known_as(name, words, [*names, *_OF_TRAINER, *SETTING_NAMES]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -153,6 +154,11 @@ class StateView(Protocol):
 # The protocol is the list of what is shown: what it lacks a callback doesn't see.
 _SHOWN = frozenset(name for name in vars(StateView) if not name.startswith("_"))
 
+_AS_ALGORITHM = (
+    "what changes the training is an algorithm: register it in eventloop.algorithms, or pass it to "
+    "Trainer(algorithms=...)"
+)
+
 
 def view_of(state: State, who: str) -> StateView:
     """Returns a callback's view of the State.
@@ -177,26 +183,36 @@ class ReadOnlyState:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _SHOWN:
-            hint = "" if hasattr(State, name) else known_as(name, STATE, _SHOWN)
-            raise self._refusal(f"state.{name} isn't available to a callback{hint}")
+            what = f"state.{name} isn't available to a callback"
+            if hasattr(State, name):
+                raise self._refusal(what)
+            hint = known_as(name, STATE, _SHOWN)
+            raise self._refusal(f"{what}{hint}", _fix_of_unknown(name))
         value = getattr(self._state, name)
         if type(value) is dict:
             return ReadOnlyMapping(value, f"state.{name}", self._refusal)
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise self._refusal(f"a callback assigned state.{name}, but it may only read")
+        fix = _AS_ALGORITHM
+        if not hasattr(State, name):
+            fix = f"keep it on the plugin: `self.{name} = ...`"
+        raise self._refusal(f"a callback assigned state.{name}, but it may only read", fix)
 
     def __delattr__(self, name: str) -> None:
         raise self._refusal(f"a callback deleted state.{name}, but it may only read")
 
-    def _refusal(self, what: str) -> ReadOnlyStateError:
-        return ReadOnlyStateError(
-            what,
-            plugin=self._who,
-            fix="what changes the training is an algorithm: register it in eventloop.algorithms, "
-            "or pass it to Trainer(algorithms=...)",
-        )
+    def _refusal(self, what: str, fix: str = _AS_ALGORITHM) -> ReadOnlyStateError:
+        return ReadOnlyStateError(what, plugin=self._who, fix=fix)
+
+
+def _fix_of_unknown(name: str) -> str:
+    """Returns what to do about an attribute that no State has."""
+    if name in STATE:
+        return f"write `{STATE[name]}`"
+    for similar_name in get_close_matches(name, _SHOWN, n=1):
+        return f"write `state.{similar_name}`, or keep a value of the plugin's own on `self`"
+    return "keep a value of the plugin's own on `self`; `StateView` lists what a callback can read"
 
 
 class ReadOnlyMapping(Mapping[str, Any]):

@@ -19,11 +19,16 @@ _WORDS = tomllib.loads(resources.files("eventloop").joinpath("vocabulary.toml").
 SETTINGS: Mapping[str, tuple[str, Any]] = {
     word: (name, value) for word, (name, value) in _WORDS["settings"].items()
 }
+# Words of `SETTINGS` of trainers that add up the gradients of several batches of the loader.
+ACCUMULATION = frozenset(_WORDS["accumulation"]["words"])
+# By the setting and the value's text, in lower case.
+VALUES: Mapping[str, Mapping[str, str]] = _WORDS["values"]
 TRAINER: Mapping[str, str] = _WORDS["trainer"]
 TASK: Mapping[str, str] = _WORDS["task"]
 HOOK_WORDS: Mapping[str, str] = _WORDS["hooks"]
 STATE: Mapping[str, str] = _WORDS["state"]
 METHODS: Mapping[str, str] = _WORDS["methods"]
+COMMANDS: Mapping[str, str] = _WORDS["commands"]
 
 
 def known_as(name: str, words: Mapping[str, str], names: Iterable[str]) -> str:

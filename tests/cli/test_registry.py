@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from eventloop import vocabulary
+from eventloop.cli import registry
+
 PLUGINS = Path(__file__).parents[2] / "plugins"
 RUN = "def run(argv):\n    print(argv)\n    return 3\n"
 
@@ -164,6 +167,18 @@ def test_an_unknown_command_is_compared_with_those_of_packages(run, add):
 
     assert ran.status == 2
     assert "there is no command 'hi-tets'; the closest is 'hi-test'" in ran.err
+
+
+@pytest.mark.parametrize(("word", "here"), vocabulary.COMMANDS.items())
+def test_a_command_of_another_trainer_is_named(word, here, run, clean):
+    """Whoever comes from another trainer types `train` first."""
+    for typed in (word, word.capitalize()):
+        ran = run(typed, "task.py")
+
+        assert ran.status == 2
+        expected = f"there is no command {typed!r}; here it is `eventloop {here}`\n"
+        assert ran.err.startswith(f"UsageError: {expected}")
+    assert here.split()[0] in {*registry.COMMANDS, *registry.PACKAGES}
 
 
 def test_a_subcommand_of_plugins_is_no_command_by_itself(run, clean):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eventloop.cli.arguments import Command, configuration_of, read_arguments
 from eventloop.config.configuration import Configuration
 from eventloop.config.unknown_names import unknown_keys
 from eventloop.errors import SettingError, raise_all
@@ -80,3 +81,49 @@ def test_files_may_set_options_of_a_plugin_that_is_off(read):
 def test_task_options_are_not_judged_where_the_task_was_made_in_python(read):
     """A script shares pyproject.toml with commands whose tasks have options."""
     check(read(pyproject=FILE), {"mixup": ["alpha"]})
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--Foo_Bar", "no option is named '--Foo_Bar'"),
+        ("--max_epochs", "no option is named '--max_epochs'; here it is --max-duration 10ep"),
+        ("--Task.Lrr", "no option is named '--Task.Lrr'; the closest is '--task.lr'"),
+        ("--Mixpu.alpha", "'--Mixpu.alpha' is for a plugin 'mixpu', which isn't installed"),
+        ("--Cutmix.Alpha", "'--Cutmix.Alpha' would have no effect"),
+    ],
+)
+def test_a_flag_is_printed_as_it_was_typed(typed, message):
+    """People search their command line for what the message prints."""
+    arguments = read_arguments(["task.py", typed, "1"], Command("fit", "Trains."))
+    configuration = configuration_of(arguments)
+
+    with pytest.raises(SettingError) as caught:
+        check(configuration, {"mixup": ["alpha"], "cutmix": None}, ["lr"])
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "message"),
+    [
+        ("keyword", "Max_Epochs", "no setting is named 'Max_Epochs'; here it is max_duration="),
+        ("keyword", "maxDuration", "no setting is named 'maxDuration'; the closest is"),
+        ("variable", "EVENTLOOP_Sed", "no option is named 'EVENTLOOP_Sed'"),
+        ("file", "Max-Durtion", "no option is named 'Max-Durtion'; the closest is 'max_duration'"),
+        ("file", "plugins.mixup.Alhpa", "no option is named 'plugins.mixup.Alhpa'"),
+        ("file", "task.L-R-R", "no option is named 'task.L-R-R'"),
+    ],
+)
+def test_a_name_is_printed_as_it_was_typed_wherever_it_is(read, kind, key, message):
+    """Names are folded to be compared, and for nothing else."""
+    configuration = read(
+        {key: 1} if kind == "keyword" else None,
+        environ={key: "1"} if kind == "variable" else None,
+        pyproject=f"{key} = 1" if kind == "file" else "",
+    )
+
+    with pytest.raises(SettingError) as caught:
+        check(configuration, {"mixup": ["alpha"]}, ["lr"])
+
+    assert message in str(caught.value)

@@ -36,7 +36,7 @@ def test_a_plugin_is_switched_off_by_name():
     """Names are compared with case, dashes and underscores folded."""
     choice = Choice.parse(["no:weight_ema"])
 
-    assert statuses(choice) == [("active", ""), ("off", "-p no:Weight-EMA")]
+    assert statuses(choice) == [("active", ""), ("off", "-p no:weight_ema")]
 
 
 def test_without_autoload_only_the_named_take_part():

@@ -127,7 +127,7 @@ def test_a_failure_puts_python_back(make_trainer, make_plugin):
     """The process may go on without the trainer."""
 
     def divide(state):
-        1 // (3 - state.clock.batch)  # noqa: B018
+        1 // (3 - state.clock.batch)
 
     failing = make_plugin("failing", batch_end=divide)
     trainer = make_trainer(algorithms=[failing], gc_interval="1ba", max_duration="9ba")

@@ -77,6 +77,7 @@ class Arguments:
     Args:
         task: TASK, or another positional argument, as typed; "" if it is missing.
         flags: settings and options as text, by folded key.
+        typed_names: each of them as it was typed, `--Max_Duration`, by folded key.
         given: the values of the command's own options, by folded name; "" for a switch.
         choice: what `-p` and `--no-plugins` say.
         words: all positional arguments.
@@ -89,6 +90,7 @@ class Arguments:
     choice: Choice = field(default_factory=Choice)
     words: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    typed_names: dict[str, str] = field(default_factory=dict)
 
     def path(self, name: str) -> Path | None:
         """Returns the value of an option of the command that is a path."""
@@ -128,6 +130,7 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
     switches = {name for name, option in options.items() if not option.metavar}
     flags: dict[str, str] = {}
     given: dict[str, str] = {}
+    typed_names: dict[str, str] = {}
     plugins: list[str] = []
     words: list[str] = []
     for name, value in _pairs(argv, switches):
@@ -152,10 +155,13 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
             given[key] = value
         else:
             flags[key] = value
+            typed_names[key] = name
     if len(words) > len(command.argument.split()):
         raise UsageError(f"{words[-1]!r} isn't expected here", fix=f"write it as `{command.usage}`")
     choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
-    return Arguments(words[0] if words else "", flags, given, choice, tuple(words), tuple(argv))
+    return Arguments(
+        words[0] if words else "", flags, given, choice, tuple(words), tuple(argv), typed_names
+    )
 
 
 def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str] = ()) -> None:
@@ -171,7 +177,8 @@ def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str
         if allowed and ("." in key or key in allowed):
             continue
         raise UsageError(
-            f"`eventloop {command.name}` has no option {key!r}{closest(key, command.all_options())}",
+            f"`eventloop {command.name}` has no option {arguments.typed_names.get(key, key)!r}"
+            f"{closest(key, command.all_options())}",
             fix=f"list its options with `eventloop {command.name} --help`",
         )
 
@@ -238,7 +245,11 @@ def configuration_of(arguments: Arguments) -> Configuration:
     from eventloop.config.configuration import Configuration  # which not every command needs
 
     return Configuration.read(
-        arguments.flags, kind="flag", choice=arguments.choice, config_file=arguments.path("config")
+        arguments.flags,
+        kind="flag",
+        typed_names=arguments.typed_names,
+        choice=arguments.choice,
+        config_file=arguments.path("config"),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import Arguments, Command, command_help, read_arguments, refuse_flags
 from eventloop.cli.printing import write_text
-from eventloop.errors import EventloopError, PluginError, UsageError, closest
+from eventloop.errors import EventloopError, PluginError, UsageError
 from eventloop.signals import Terminated
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
 
 
 def _find(name: str) -> Found:
+    from eventloop import vocabulary
     from eventloop.fixes import install, shell
     from eventloop.naming import fold
 
@@ -162,7 +163,8 @@ def _find(name: str) -> Found:
         )
     names = [*COMMANDS, *(one.name for one in found if one not in problems), *PACKAGES]
     names = [one for one in names if not one.startswith(SUBCOMMAND_PREFIX)]
+    here = {word: f"`eventloop {command}`" for word, command in vocabulary.COMMANDS.items()}
     raise UsageError(
-        f"there is no command {name!r}{closest(name, names)}",
+        f"there is no command {name!r}{vocabulary.known_as(name.lower(), here, names)}",
         fix=f"one of {', '.join(dict.fromkeys(names))}, as in `eventloop fit examples/digits.py`",
     )

@@ -118,7 +118,7 @@ def _mapping(content: object, what: str, source: str) -> Mapping[str, Any]:
 def _add(values: dict[str, Value], key: str, value: object, source: str) -> None:
     if fold(key) in values:
         raise SettingError(f"{key!r} is given twice", source=source, fix="leave one of them out")
-    values[fold(key)] = Value(value, source)
+    values[fold(key)] = Value(value, source, key)
 
 
 def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:

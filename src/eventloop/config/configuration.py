@@ -43,6 +43,7 @@ class Configuration:
         flags: Mapping[str, object] | None = None,
         *,
         kind: Literal["flag", "keyword"] = "keyword",
+        typed_names: Mapping[str, str] | None = None,
         choice: Choice | None = None,
         config_file: Path | None = None,
         environ: Mapping[str, str] | None = None,
@@ -53,6 +54,7 @@ class Configuration:
         Args:
             flags: from the command line, or the keywords of `Trainer`; by dotted key.
             kind: which of the two.
+            typed_names: the flags as they were typed, `--Max_Duration`, by folded key.
             choice: from `-p` and `--no-plugins`.
             config_file: the YAML file of `--config`.
             environ: the environment; by default the process's.
@@ -65,7 +67,13 @@ class Configuration:
         choice = choice or Choice()
         environ = os.environ if environ is None else environ
         origin = "flag" if kind == "flag" else "Trainer(...)"
-        given = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
+        typed_names = typed_names or {}
+        given = {
+            fold(key): Value(
+                value, origin, typed_names.get(fold(key), key if origin != "flag" else "")
+            )
+            for key, value in (flags or {}).items()
+        }
         if not choice.autoload:
             given["autoload"] = Value(False, choice.autoload_reason)
         file = [] if config_file is None else [yaml_layer(config_file)]
@@ -172,4 +180,4 @@ def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
 
 
 def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:
-    return {fold(key): Value(value, "task") for key, value in (settings or {}).items()}
+    return {fold(key): Value(value, "task", key) for key, value in (settings or {}).items()}

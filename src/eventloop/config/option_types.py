@@ -9,7 +9,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -18,6 +18,7 @@ from eventloop.errors import SettingError, Subject, closest
 from eventloop.fixes import shell
 from eventloop.naming import fold
 from eventloop.urls import Url
+from eventloop.vocabulary import VALUES
 
 REQUIRED = inspect.Parameter.empty
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -37,10 +38,12 @@ class Value:
     Args:
         value: text from a flag or a variable, or a value from a file or from Python.
         source: for messages: flag, EVENTLOOP_SEED, run.yaml, task, default.
+        typed: the option's name as the user wrote it, for messages; "" if that isn't known.
     """
 
     value: Any
     source: str
+    typed: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -146,12 +149,16 @@ def typed(
     try:
         return (convert or convert_value)(option, value.value)
     except ValueError as error:
-        example = _example(option)
+        here = "" if section else _translated(option, value.value)
+        example = here or _example(option)
+        reason = str(error)
+        if here:
+            reason = f"{reason.partition('; the closest is ')[0]}; here it is {here}"
         written = f"`{option.name}={as_python(example)}`"
         if value.source not in IN_PYTHON:
             written = shell(flag(option.name, section), example)
         raise SettingError(
-            f"{section}{'.' if section else ''}{option.name}: {error}",
+            f"{section}{'.' if section else ''}{option.name}: {reason}",
             subjects=subjects,
             **facts,
             source=value.source,
@@ -185,6 +192,19 @@ def convert_value(option: Option, raw: object) -> Any:
     if takes_text and raw is not None:
         return raw
     raise ValueError(_reason(option, raw))
+
+
+def _translated(option: Option, raw: object) -> str:
+    """Returns what another trainer's value of a setting is here, as it is typed; "" for other values.
+
+    A number without a unit counts epochs in most trainers, and steps where it is about logging.
+    """
+    text = str(raw).strip().lower()
+    if here := VALUES.get(option.name, {}).get(text):
+        return here
+    if Time in _members(option.type) and text.isascii() and text.isdigit() and text != "0":
+        return f"{text}{'ba' if option.name == 'log_interval' else 'ep'}"
+    return ""
 
 
 def _reason(option: Option, raw: object) -> str:

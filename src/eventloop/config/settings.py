@@ -13,6 +13,7 @@ from eventloop.clock import Time
 from eventloop.config.option_types import Option, convert_value, options_of
 from eventloop.errors import SettingError
 from eventloop.urls import Url, hidden, is_url_as_path, place_of
+from eventloop.vocabulary import VALUES
 
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
@@ -184,6 +185,11 @@ def _out_of_range(name: str, value: Any) -> str:
         return f"{value} is outside 0 to {2**32 - 1}"
     if name == "checkpoint_keep" and value < 1:
         return f"{value} would keep no checkpoint; none: all"
+    if name == "device" and value.lower() in VALUES["device"]:
+        return f"torch has no device {value!r}"
+    is_word = name == "resume" and str(value).lower() in VALUES["resume"]
+    if is_word and not Path(value).exists():
+        return f"there is no checkpoint {value!r}"
     if name == "resume" and not value:
         return "it is empty; write auto, never, or the path of a checkpoint"
     if name in ("run_dir", "resume") and isinstance(value, Url) and value.problem:

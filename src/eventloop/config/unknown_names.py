@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES
-from eventloop.config.value_sources import Layer, SourceKind, example, spell
+from eventloop.config.value_sources import Layer, SourceKind, setting_for, spell
 from eventloop.errors import SettingError, closest
 from eventloop.fixes import install, shell
 from eventloop.naming import camel, fold
@@ -55,7 +55,7 @@ def unknown_keys(
             yield section, unknown_name(kind, key, value, known)
         elif kind == "flag":
             problem = SettingError(
-                f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
+                f"{_as_typed(kind, key, value)!r} would have no effect: {section} is switched off",
                 fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
             )
             yield section, problem
@@ -71,17 +71,17 @@ def unknown_settings(layers: Sequence[Layer], also: Sequence[str] = ()) -> Itera
 
 def unknown_name(kind: SourceKind, key: str, value: Value, known: Collection[str]) -> SettingError:
     """Returns the problem of a key that isn't known, with the closest that is."""
-    written = spell(key, kind)
+    written = _as_typed(kind, key, value)
     if meant := [spell(one, kind) for one in known if one.rpartition(".")[2] == key]:
         hint = f"; did you mean {' or '.join(meant)}?"
     elif key in SETTINGS:
-        hint = f"; here it is {example(*SETTINGS[key], kind)}"
+        hint = f"; here it is {setting_for(key, kind, value.value)}"
     elif kind == "keyword" and key in TRAINER:
         hint = f"; here it is {TRAINER[key]}"
     elif key in TASK:
         hint = f"; here it is Task({TASK[key]})"
     else:
-        hint = closest(written, [spell(one, kind) for one in known])
+        hint = closest(spell(key, kind), [spell(one, kind) for one in known])
     what = "setting" if kind == "keyword" else "option"
     return SettingError(
         f"no {what} is named {written!r}{hint}", source=value.source, fix=_HOW_TO_FIX[kind]
@@ -93,7 +93,7 @@ def _not_installed(
 ) -> SettingError:
     section = key.partition(".")[0]
     return SettingError(
-        f"{spell(key, kind)!r} is for a plugin {section!r}, which isn't installed"
+        f"{_as_typed(kind, key, value)!r} is for a plugin {section!r}, which isn't installed"
         f"{closest(section, [*plugins, 'task'])}",
         source=value.source,
         fix=install(section),
@@ -103,11 +103,19 @@ def _not_installed(
 def _of_an_instance(kind: SourceKind, key: str, value: Value) -> SettingError:
     section, _, option = key.partition(".")
     return SettingError(
-        f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "
+        f"{_as_typed(kind, key, value)!r} would have no effect: {section} is an instance, which was built in "
         "Python",
         source=value.source,
         fix=f"set {option} where it is built, {camel(section)}({option}=...), in the task file",
     )
+
+
+def _as_typed(kind: SourceKind, key: str, value: Value) -> str:
+    """Returns a key as the user typed it, or else as it is usually written there."""
+    section = key.partition(".")[0] if "." in key else ""
+    if value.typed and kind == "file" and section not in ("", "task"):
+        return f"plugins.{value.typed}"
+    return value.typed or spell(key, kind)
 
 
 def _keys(layers: Sequence[Layer]) -> list[tuple[SourceKind, str, Value]]:

@@ -10,6 +10,7 @@ from typing import Literal
 from eventloop.config.option_types import Value, flag
 from eventloop.errors import SettingError
 from eventloop.naming import fold
+from eventloop.vocabulary import ACCUMULATION, SETTINGS
 
 PREFIX = "EVENTLOOP_"
 AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"
@@ -54,6 +55,24 @@ def example(key: str, value: object, kind: SourceKind) -> str:
     return f"{spell(key, kind)}{between}{value}"
 
 
+def setting_for(word: str, kind: SourceKind, value: object = None) -> str:
+    """Returns the setting for another trainer's word, with a value, as written in a layer of that kind.
+
+    Args:
+        value: what the user gave for the word, if anything.
+    """
+    name, sample = SETTINGS[word]
+    written = example(name, sample, kind)
+    if word not in ACCUMULATION:
+        return written
+    text = str(value)
+    number = int(text) if text.isascii() and text.isdigit() and 1 < int(text) < 10_000 else 4
+    return (
+        f"{written} with DataLoader(..., batch_size={sample * number}): a step trains on one batch "
+        f"of the loader, split into {number} microbatches"
+    )
+
+
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """Reads the variables `EVENTLOOP_MAX_DURATION`, `EVENTLOOP_TASK__LR`, `EVENTLOOP_MIXUP__ALPHA`.
 
@@ -66,7 +85,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     for variable, text in environ.items():
         if text and variable.startswith(PREFIX) and variable not in _NO_SETTINGS:
             key = fold(variable.removeprefix(PREFIX)).replace("__", ".", 1)
-            values[key] = Value(text, variable)
+            values[key] = Value(text, variable, variable)
     if as_bool(Value(environ.get(AUTOLOAD_VARIABLE, ""), AUTOLOAD_VARIABLE)):
         values["autoload"] = Value(False, AUTOLOAD_VARIABLE)
     return Layer("variable", values)

@@ -169,7 +169,8 @@ def _decide(
     if found.by_flag:
         return Candidate(found, "active", f"-p {found.entry_point.value}", "flag")
     if is_switched_off(found.name, choice):
-        return Candidate(found, "off", *_by_flag(f"-p no:{found.name}"))
+        typed = next(name for name in choice.off if fold(name) == fold(found.name))
+        return Candidate(found, "off", *_by_flag(f"-p no:{typed}"))
     if from_file is not None and from_file is not found and from_file.local is not None:
         taken = f"{from_file.local} takes its place"
         return Candidate(found, "off", taken, "flag", from_file.way_out)

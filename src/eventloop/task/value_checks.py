@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop.config.settings import SETTING_NAMES
-from eventloop.config.value_sources import example
+from eventloop.config.value_sources import setting_for
 from eventloop.errors import TaskError, a
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 
@@ -46,7 +46,8 @@ def argument_meant(name: str, known: Iterable[str]) -> str:
     if name in SETTING_NAMES:
         return f"; it is a setting: Trainer(task, {name}=...), or Task(settings={{{name!r}: ...}})"
     if name in SETTINGS:
-        return f"; here it is a setting: Trainer(task, {example(*SETTINGS[name], 'keyword')})"
+        setting, others, description = setting_for(name, "keyword").partition(" with ")
+        return f"; here it is a setting: Trainer(task, {setting}){others}{description}"
     return known_as(name, {**TRAINER, **TASK}, known)
 
 
