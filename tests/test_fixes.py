@@ -14,11 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 from eventloop import Allowed, ResumeError, SettingError, TrainerBuilder
+from eventloop import fixes as fixes_module
 from eventloop.cli import main
 from eventloop.cli.printing import short_warnings
 from eventloop.distributed.process_ends import details
 from eventloop.errors import Note, in_shell, notes_of, raise_all, text_of
-from eventloop.fixes import allowing, as_option, as_set, switch_off
+from eventloop.fixes import allowing, as_option, as_set, published, switch_off
+from eventloop_testing.commands import write_distribution
 
 TASK = """
 import torch
@@ -214,3 +216,59 @@ def test_no_package_names_a_flag_that_only_the_command_has():
 
     assert len(sources) > 30
     assert found == []
+
+
+def test_what_is_installed_without_a_plugin_is_not_to_be_installed(site, install):
+    """A library, a command and an option have no plugin that could be named."""
+    install("cmd-test", group="eventloop.commands")
+    install("plugins-cmd-test", group="eventloop.commands", distribution="eventloop-sub-test")
+    install("opt-test", group="eventloop.options")
+    install("url-test", group="eventloop.storage")
+    install("aa-test")
+    write_distribution(site, "eventloop-lib-test", "")
+
+    fixes = {
+        name: fixes_module.install(f"{name}-test") for name in ("lib", "cmd", "sub", "opt", "url")
+    }
+
+    assert all(fix.startswith("leave it out; eventloop-") for fix in fixes.values())
+    assert "eventloop-lib-test is installed, but is a library to import" in fixes["lib"]
+    assert fixes["cmd"].endswith("it adds the command `eventloop cmd-test`")
+    assert fixes["sub"].endswith("it adds the command `eventloop plugins cmd-test`")
+    assert fixes["opt"].endswith("it adds the option `--opt-test`")
+    assert fixes["url"].endswith("it adds checkpoints at URLs")
+    assert fixes_module.install("aa-test") == "list what is installed with `eventloop plugins`"
+
+
+def test_what_is_not_installed_is_still_to_be_installed():
+    """With the versions that are needed, if any are."""
+    missing = [name for name in published() if not fixes_module.use_without_plugin(name)]
+
+    for name in missing[:3]:
+        assert f"`pip install eventloop-{name}`" in fixes_module.install(name)
+        assert f"`pip install 'eventloop-{name}>=2'`" in fixes_module.install(name, ">=2")
+    assert fixes_module.install("") == "list what is installed with `eventloop plugins`"
+
+
+@pytest.mark.parametrize(
+    ("argv", "pyproject"),
+    [
+        (["-p", "lib-test"], ""),
+        (["-p", "Lib_Test"], ""),
+        (["--lib-test.alpha", "1"], ""),
+        ([], 'required = ["lib-test>=1"]'),
+    ],
+)
+def test_wherever_a_library_is_named_it_is_not_to_be_installed(argv, pyproject, site, tiny, run):
+    """`pip install` says that it is there already, and nothing changes."""
+    write_distribution(site, "eventloop-lib-test", "")
+    (tiny / "pyproject.toml").write_text(f"[tool.eventloop]\nautoload = false\n{pyproject}\n")
+
+    ran = run("fit", "tiny.py", *argv)
+
+    assert ran.status in (1, 2)
+    assert (
+        "eventloop-lib-test is installed, but is a library to import and has no plugin" in ran.err
+    )
+    assert "pip install" not in ran.err
+    assert "isn't installed" not in ran.err

@@ -72,12 +72,52 @@ def published() -> frozenset[str]:
     )
 
 
-def install(name: str) -> str:
-    """Returns how a missing plugin is installed, or else how the installed ones are listed."""
+def install(name: str, versions: str = "") -> str:
+    """Returns how a missing plugin is installed, or else how the installed ones are listed.
+
+    Args:
+        name: of the plugin; a package of this name that is installed has no plugin.
+        versions: the range that is needed, in pip's syntax.
+    """
+    if use := use_without_plugin(name):
+        return f"leave it out; {use}"
     if (package := fold(name).replace("_", "-")) in published():
         clone = pip("install", f"./plugins/eventloop-{package}")
-        return f"install it, {pip('install', f'eventloop-{package}')}, or from a clone {clone}"
+        return f"install it, {pip('install', f'eventloop-{package}{versions}')}, or from a clone {clone}"
     return "list what is installed with `eventloop plugins`"
+
+
+def use_without_plugin(name: str) -> str:
+    """Returns what an installed package without a plugin is for; "" if there is no such package."""
+    from importlib import metadata  # not for every message
+
+    package = f"eventloop-{fold(name).replace('_', '-')}"
+    try:
+        points = metadata.distribution(package).entry_points
+    except (metadata.PackageNotFoundError, ValueError):  # ValueError: an empty name
+        return ""
+    names: dict[str, list[str]] = {}
+    for point in points:
+        names.setdefault(point.group, []).append(point.name)
+    if "eventloop.algorithms" in names or "eventloop.callbacks" in names:
+        return ""
+    uses = [f"the command {_command(command)}" for command in names.get("eventloop.commands", ())]
+    uses += [f"the option `--{option}`" for option in names.get("eventloop.options", ())]
+    if "eventloop.storage" in names:
+        uses.append("checkpoints at URLs")
+    if not uses:
+        return f"{package} is installed, but is a library to import and has no plugin"
+    return f"{package} is installed, but has no plugin: it adds {', '.join(uses)}"
+
+
+def _command(name: str) -> str:
+    """Returns a command that a package adds; that of `plugins-show` is `eventloop plugins show`."""
+    subcommand = name.removeprefix("plugins-")
+    return (
+        shell("eventloop", name)
+        if subcommand == name
+        else shell("eventloop", "plugins", subcommand)
+    )
 
 
 def pip(action: str, *requirements: str) -> str:

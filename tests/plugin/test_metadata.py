@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import site
 import sys
 
@@ -12,7 +13,7 @@ import importlib_metadata
 import pytest
 
 from eventloop.config.plugin_flags import Choice
-from eventloop.plugin.metadata import discover
+from eventloop.plugin.metadata import discover, extensions
 from eventloop.plugin.select import select
 
 
@@ -172,3 +173,39 @@ def test_no_pipe_is_waited_for(install, tmp_path, name):
     is_broken = name == "entry_points.txt"
     assert ["odd" in one.name for one in found].count(True) == (not is_broken)
     assert ["pipe" in str(one) for one in problems] == [True] * is_broken
+
+
+@pytest.mark.parametrize(
+    "leftover", ["~ventloop_aa_test-1.0.dist-info", "~-entloop_aa_test-1.0.dist-info"]
+)
+def test_what_pip_left_of_an_uninstalled_package_is_no_second_plugin(install, tmp_path, leftover):
+    """Pip renames the folder before it deletes it, which fails where a file is in use."""
+    install("aa-test")
+    site = tmp_path / "site"
+    shutil.copytree(site / "eventloop_aa_test-1.0.dist-info", site / leftover)
+
+    found, problems = discover()
+
+    assert [one.name for one in found if one.name == "aa-test"] == ["aa-test"]
+    assert problems == []
+
+
+def test_what_pip_left_alone_is_no_plugin(install, tmp_path):
+    """The package is gone, so that importing it would fail."""
+    install("aa-test")
+    (tmp_path / "site/eventloop_aa_test-1.0.dist-info").rename(
+        tmp_path / "site/~ventloop_aa_test-1.0.dist-info"
+    )
+
+    assert not [one for one in discover()[0] if one.name == "aa-test"]
+
+
+def test_what_pip_left_adds_no_second_command(install, tmp_path):
+    """Commands, options and storages are read from the same metadata."""
+    install("hi-test", group="eventloop.commands")
+    site = tmp_path / "site"
+    shutil.copytree(
+        site / "eventloop_hi_test-1.0.dist-info", site / "~ventloop_hi_test-1.0.dist-info"
+    )
+
+    assert len([one for one in extensions() if one.name == "hi-test"]) == 1

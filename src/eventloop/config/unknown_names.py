@@ -9,7 +9,7 @@ from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.config.value_sources import Layer, SourceKind, setting_for, spell
 from eventloop.errors import SettingError, closest
-from eventloop.fixes import install, shell
+from eventloop.fixes import install, shell, use_without_plugin
 from eventloop.naming import camel, fold
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
@@ -92,9 +92,11 @@ def _not_installed(
     kind: SourceKind, key: str, value: Value, plugins: Collection[str]
 ) -> SettingError:
     section = key.partition(".")[0]
+    why = "which isn't installed" + closest(section, [*plugins, "task"])
+    if use_without_plugin(section):
+        why = "but there is none of this name"
     return SettingError(
-        f"{_as_typed(kind, key, value)!r} is for a plugin {section!r}, which isn't installed"
-        f"{closest(section, [*plugins, 'task'])}",
+        f"{_as_typed(kind, key, value)!r} is for a plugin {section!r}, {why}",
         source=value.source,
         fix=install(section),
     )

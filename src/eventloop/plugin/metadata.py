@@ -30,6 +30,8 @@ _NEEDS = re.compile(
     r"^Requires-Dist:[ \t]*torch[-_.]eventloop(?![-\w.])(.*)$", re.MULTILINE | re.IGNORECASE
 )
 _FIELD = re.compile(r"^(Name|Version|Summary):(.*)$", re.MULTILINE | re.IGNORECASE)
+# pip renames what it uninstalls, ~ventloop_ema-0.1.0.dist-info, and may fail to delete it.
+_LEFTOVER = "~"
 # Entry points that can be read, and a problem for each distribution whose can't.
 Installed = tuple[list[EntryPoint], list[EventloopError]]
 
@@ -44,6 +46,8 @@ def installed_entry_points() -> Installed:
     problems: list[EventloopError] = []
     seen: set[object] = set()
     for distribution in importlib_metadata.distributions():
+        if Path(folder_of(distribution)).name.startswith(_LEFTOVER):
+            continue
         key = getattr(distribution, "_normalized_name", None) or distribution
         if key in seen:  # another of its name comes before it, and hides it
             continue

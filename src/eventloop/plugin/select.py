@@ -9,7 +9,7 @@ from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest, joined
-from eventloop.fixes import install, pip, shell, switch_off
+from eventloop.fixes import install, pip, shell, switch_off, use_without_plugin
 from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Candidate, Found, Plugin
@@ -204,13 +204,15 @@ def _by_flag(flag: str) -> Reason:
 
 def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
     distribution = f"eventloop-{fold(required.name).replace('_', '-')}"
+    fix = f"install it, {pip('install', distribution + required.specifier)}, or take it out of required"
+    if use := use_without_plugin(required.name):
+        fix = f"take it out of required; {use}"
     return PluginError(
         f"{required.name} is required, but no plugin has this name"
         f"{closest(required.name, sorted(installed))}",
         subjects=[required],
         source=required.source,
-        fix=f"install it, {pip('install', distribution + required.specifier)}, or take it out of "
-        "required",
+        fix=fix,
     )
 
 
@@ -237,6 +239,8 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> It
             other, reason = active.get(fold(name)), reasons.get(fold(name))
             distribution = f"eventloop-{fold(name).replace('_', '-')}"
             why, fix = "which isn't installed", pip("install", f"{distribution}{versions}")
+            if use := use_without_plugin(name):
+                why, fix = "which isn't a plugin", f"take it out of `requires`; {use}"
             if other is not None:
                 if not other.version or is_in_range(other.version, versions):
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import sys
@@ -132,8 +133,12 @@ class PinnedCode:
         if state != self._is_of:
             selected = Candidates(self._job.configuration).selected(self._job.configuration)
             self._plugins = tuple(one.found for one in selected if one.status == "active")
-            found = importlib.metadata.distributions()
-            self._versions = {one.metadata["Name"]: one.version for one in found}
+            names = {one.metadata["Name"] for one in importlib.metadata.distributions()}
+            self._versions = {}
+            for name in names:
+                # What pip left of an uninstalled package, ~ventloop_ema-0.1.0.dist-info, isn't found.
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+                    self._versions[name] = importlib.metadata.version(name)
             self._is_of = state
 
 
