@@ -195,7 +195,8 @@ class Note(Wording):
     """A note on an exception, with a kind for code and a text for the user.
 
     Attributes:
-        kind: "origin" says what raised it, "given" what that was given, "later" what was raised after it,
+        kind: "origin" says what raised it, "given" what that was given, "samples"
+            which samples a data set was reading, "later" what was raised after it,
             "plugins" which took part.
     """
 

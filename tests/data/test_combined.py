@@ -285,3 +285,41 @@ def test_another_kind_is_named():
 
     with pytest.raises(TaskError, match="map and cycled list, now map"):
         feed_of(own(8)).load_state_dict(state)
+
+
+SMALL = [(torch.ones(2), torch.ones(2))] * 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cycled(DataLoader(SMALL, 8, drop_last=True)),
+        lambda: zipped(DataLoader(SMALL, 2), cycled(DataLoader(SMALL, 8, drop_last=True))),
+        lambda: cycled(zipped(DataLoader(SMALL, 2), DataLoader(SMALL, 8, drop_last=True))),
+        lambda: cycled(DataLoader(SMALL, 8, drop_last=True, sampler=[0, 1, 2, 3, 4])),
+    ],
+)
+def test_what_is_cycled_and_emptied_by_drop_last_says_so(make):
+    """The loader has samples, and isn't used up."""
+    with pytest.raises(TaskError) as outside:
+        next(iter(make()))
+    with pytest.raises(TaskError) as in_a_run:
+        train(feed_of(make()), stop=1)
+
+    for caught in (outside, in_a_run):
+        assert caught.value.fix == (
+            "drop_last=True drops a batch of fewer than 8 samples, and there are 5: give a smaller "
+            "batch_size, or leave drop_last out"
+        )
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [[], DataLoader(SMALL, 8, sampler=[]), DataLoader(SMALL, 8, sampler=[], drop_last=True)],
+)
+def test_what_is_empty_for_another_reason_is_not_blamed_on_drop_last(loader):
+    """Of an iterator that is used up, and of a sampler without samples."""
+    with pytest.raises(TaskError) as caught:
+        next(iter(cycled(loader)))
+
+    assert "drop_last" not in caught.value.fix

@@ -136,12 +136,12 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{path}.{key}" if path else str(key), one)
 
 
-def weights_at(path: Path) -> dict[str, Tensor]:
+def weights_at(path: str | Path) -> dict[str, Tensor]:
     """Loads weights to the host; takes and raises what `saved_weights_at` does."""
     return read_all(saved_weights_at(path))  # type: ignore[no-any-return]
 
 
-def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
+def saved_weights_at(path: str | Path) -> dict[str, SavedTensor]:
     """Returns weights that load lazily from their files.
 
     Args:
@@ -154,7 +154,7 @@ def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
         CheckpointError: the checkpoint doesn't verify, or has no weights.
         UsageError: the folder has no checkpoint.
     """
-    return weights_and_states(path)[0]
+    return weights_and_states(Path(path))[0]
 
 
 class FoundWeights(NamedTuple):

@@ -64,7 +64,11 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    folder: Path, parts: Mapping[str, Nest], facts: Mapping[str, Any], *, batch: int | None = None
+    folder: str | Path,
+    parts: Mapping[str, Nest],
+    facts: Mapping[str, Any],
+    *,
+    batch: int | None = None,
 ) -> None:
     """Writes a checkpoint into a folder, created if missing; replaces no file.
 
@@ -80,6 +84,7 @@ def write_checkpoint(
         CheckpointError: a value can't be saved, which is found before anything is written; or the
             disk is full or fails, and the message says how much was needed and is free.
     """
+    folder = Path(folder)
     draft = Draft(parts, facts, batch)
     with draft.failing(folder):
         disk.require_space(folder, draft.num_bytes)
@@ -88,7 +93,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(
-    folder: Path,
+    folder: str | Path,
     only: Collection[str] | None = None,
     *,
     leaving: Collection[str] = (),
@@ -105,6 +110,7 @@ def read_checkpoint(
     Raises:
         CheckpointError: it isn't a checkpoint, is damaged, is of a newer version, or lacks a part.
     """
+    folder = Path(folder)
     with refusing(folder):
         manifest = checked_manifest(folder)
         files = manifest.parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -274,7 +275,27 @@ def tell_epoch(dataloader: Any, epoch: int) -> None:
 
 def nothing_to_repeat(dataloader: Any) -> TaskError:
     """Returns the error of a cycled data loader that has ended without a batch."""
-    return TaskError(f"cycled: {a(type(dataloader).__name__)} yielded no batch", fix=USED_UP)
+    return TaskError(
+        f"cycled: {a(type(dataloader).__name__)} yielded no batch", fix=why_no_batch(dataloader)
+    )
+
+
+def why_no_batch(dataloader: Any) -> str:
+    """Returns what to do about a data loader that yielded no batch: it dropped all samples, or is used up."""
+    for part in innermost(dataloader):
+        if not getattr(part, "drop_last", False):
+            continue
+        size = getattr(part, "batch_size", None)
+        with suppress(TypeError):  # a sampler or a data set without a length
+            sampler = getattr(part, "sampler", None)
+            num_samples = len(part.dataset if sampler is None else sampler)
+            if size is not None and num_samples > 0:
+                are_shared = ", divided over the ranks" if num_samples >= size else ""
+                return (
+                    f"drop_last=True drops a batch of fewer than {size} samples, and there are "
+                    f"{num_samples}{are_shared}: give a smaller batch_size, or leave drop_last out"
+                )
+    return USED_UP
 
 
 def too_few(what: str, num_batches: int, length: int | None) -> TaskError:

@@ -9,7 +9,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data.batches import Count
-from eventloop.data.combined import USED_UP, tell_epoch, too_few
+from eventloop.data.combined import tell_epoch, too_few, why_no_batch
 from eventloop.data.loaders import source_of
 from eventloop.data.microbatches import microbatches_of
 from eventloop.data.token_weights import may_weigh_tokens
@@ -95,7 +95,10 @@ class Feed:
         self._epoch, self.used, self._num_own = epoch, True, 0
         self._learn_lengths()  # a sampler, or other ranks before, may have made another number
         if not self._has_own():
-            raise TaskError(f"the train data loader yielded no batch in epoch {epoch}", fix=USED_UP)
+            raise TaskError(
+                f"the train data loader yielded no batch in epoch {epoch}",
+                fix=why_no_batch(self.dataloader),
+            )
 
     def has_next(self) -> bool:
         """Returns whether the epoch has another batch. Collective, with one answer on all ranks.

@@ -21,8 +21,9 @@ from eventloop.data.combined import known_length
 from eventloop.data.draws import may_draw
 from eventloop.data.in_memory import gathering
 from eventloop.data.resumable_sources import Saved, Source
+from eventloop.data.sample_errors import NamedSamples
 from eventloop.data.sample_order import Order
-from eventloop.data.sample_seeds import SampleSeeds, reads_batches, seeded
+from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, reads_batches, seeded
 from eventloop.data.sharding import SHARED, RankPart, UnevenSteps, copy_with, order_as, shared_order
 from eventloop.errors import TaskError, counted
 from eventloop.rng import KeptGenerators, kept_generators
@@ -215,10 +216,15 @@ class MapStyleSource(Source):
 
 
 def with_gathers(dataloader: Any) -> Any:
-    """Returns a data loader as one that reads tensors in memory a batch at a time."""
+    """Returns a data loader as one that reads tensors in memory a batch at a time.
+
+    Over another data set, it is one whose exceptions name the sample that was read.
+    """
     dataset, collate_fn = gathering(dataloader.dataset, dataloader.collate_fn)
     if dataset is dataloader.dataset:
-        return dataloader
+        if isinstance(dataset, (SeededDataset, MapDataPipe)) or not may_draw(dataset):
+            return dataloader
+        dataset = NamedSamples(dataset, in_batches=reads_batches(dataset))
     return copy_with(dataloader, dataset=dataset, collate_fn=collate_fn)
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import (
 from eventloop.data.batches import shapes
 from eventloop.data.draws import Draws, Read, Seed, may_draw
 from eventloop.data.in_memory import StandIn, parts_of
+from eventloop.data.sample_errors import note_samples, read_batch, read_samples
 from eventloop.errors import TaskError
 from eventloop.rng import KeptGenerators, is_generator, reseed, seed_of
 
@@ -155,16 +156,20 @@ class SeededDataset(StandIn):
 
     def _batch(self, indices: Sequence[Any], seed: Seed | None) -> Any:
         self._seed(indices[0], seed)
-        return self._dataset.__getitems__(_plain(indices))
+        return read_batch(self._dataset, _plain(indices))
 
     def _samples(self, indices: Sequence[Any], seed: Seed | None) -> list[Any]:
         dataset, plain = self._dataset, _plain(indices)
         if seed is None and not self._own:
-            return [dataset[index] for index in plain]
-        samples = []
-        for index, plain_index in zip(indices, plain, strict=True):
-            self._seed(index, seed)
-            samples.append(dataset[plain_index])
+            return read_samples(dataset, plain)
+        samples: list[Any] = []
+        try:
+            for index, plain_index in zip(indices, plain, strict=True):
+                self._seed(index, seed)
+                samples.append(dataset[plain_index])
+        except Exception as error:
+            note_samples(error, dataset, plain[len(samples) : len(samples) + 1])
+            raise
         return samples
 
     def _seed(self, index: Any, seed: Seed | None) -> None:

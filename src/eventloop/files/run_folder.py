@@ -71,8 +71,8 @@ class RunFolder:
         path: of the run, `state.run_dir`; created with the first file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """Returns the first bytes of a file."""
@@ -277,8 +277,9 @@ def why_no_folder(path: Path) -> str:
     return ""
 
 
-def why_no_file(path: Path) -> str:
+def why_no_file(path: str | Path) -> str:
     """Returns why a file can't be written at this path, or ""; creates nothing."""
+    path = Path(path)
     if path.is_dir():
         return "it is a folder"
     if path.exists() and not os.access(path, os.W_OK):

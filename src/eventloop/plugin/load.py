@@ -239,7 +239,7 @@ def _constants(body: list[ast.stmt]) -> dict[str, str]:
     }
 
 
-def module_of_file(name: str, path: Path) -> ModuleType:
+def module_of_file(name: str, path: str | Path) -> ModuleType:
     """Imports a file under a name, once; an import that fails leaves nothing behind.
 
     Args:
@@ -261,7 +261,7 @@ def module_of_file(name: str, path: Path) -> ModuleType:
     return module
 
 
-def spec_of_file(name: str, path: Path) -> ModuleSpec:
+def spec_of_file(name: str, path: str | Path) -> ModuleSpec:
     """Returns the spec of a module that is always compiled from source.
 
     Python's cache compares size and seconds, so it would miss an edit of one digit within a
@@ -271,7 +271,7 @@ def spec_of_file(name: str, path: Path) -> ModuleSpec:
         name: of the module.
         path: its file, with any suffix.
     """
-    spec = spec_from_file_location(name, path, loader=_FromSource(path))
+    spec = spec_from_file_location(name, path, loader=_FromSource(Path(path)))
     assert spec is not None
     return spec
 
