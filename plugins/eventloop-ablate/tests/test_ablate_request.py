@@ -167,7 +167,7 @@ def test_a_metric_is_named_as_it_is_shown(wanted, metric):
 @pytest.mark.parametrize(
     ("wanted", "known", "message"),
     [
-        (None, KNOWN, "several metrics\n.*`--metric test/accuracy` or `--metric test/size`"),
+        (None, KNOWN, 'several metrics\n.*`--metric test/accuracy` or `--metric "max test/size"`'),
         (None, {"train/loss": False}, "no metric of eval data\n.*`--metric train/loss`"),
         ("test/acuracy", KNOWN, "'test/acuracy'; the closest is 'test/accuracy'"),
         ("most test/accuracy", KNOWN, "no metric is named 'most test/accuracy'"),

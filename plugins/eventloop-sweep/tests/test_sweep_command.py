@@ -89,3 +89,47 @@ def test_a_choice_of_plugins_that_does_not_suit_the_task_is_refused_before_any_t
     assert "it needs images" in message
     assert [*tiny.glob("here/trial-*")] == []
     assert " batches in " not in capsys.readouterr().out
+
+
+SETS = """
+import torch
+from eventloop import Task
+
+
+def task(lr: float = 0.1):
+    batches = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))]
+    return Task(
+        model=torch.nn.Linear(3, 3),
+        loss=torch.nn.functional.cross_entropy,
+        train_dataloader=batches,
+        eval_dataloaders={"valid": batches},
+        test_dataloaders={"test": batches},
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=lr),
+        settings={"max_duration": "3ep", "device": "cpu"},
+    )
+"""
+
+
+def test_the_best_evaluation_of_a_metric_that_no_test_set_has_is_found(tiny, monkeypatch, capsys):
+    """Without `--metric`, by the eval set alone; again with another objective is another sweep."""
+    (tiny / "sets.py").write_text(SETS)
+    monkeypatch.setenv("PYTHONPATH", str(Path(eventloop_sweep.__file__).parents[1]))
+    line = ["sets.py", "--task.lr", "0.1,-0.1", "--trials", "1", "--run-dir", "here", "--pruner",
+            "none", "--no-plugins", "--json", "--objective", "best"]  # fmt: skip
+
+    status = run(line)
+
+    content = json.loads(capsys.readouterr().out)
+    (trial,) = content["trials"]
+    result = json.loads(next((tiny / "here").glob("trial-*.json")).read_text())
+    assert (status, content["metric"], content["direction"]) == (0, "valid/loss", "minimize")
+    assert trial["value"] == result["extremes"]["valid/loss"]["min"]
+    assert result["test_sets"] == ["test"]
+    with pytest.raises(UsageError, match="of the best evaluation of each trial, not of the last"):
+        run(line[:-2])
+
+
+def test_an_objective_that_is_neither_is_refused(tiny):
+    """With the closest."""
+    with pytest.raises(UsageError, match=r"'bst' is neither last nor best; the closest is 'best'"):
+        run([*LINE, "--objective", "bst"])

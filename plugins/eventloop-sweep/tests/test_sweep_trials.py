@@ -206,3 +206,45 @@ def test_trials_of_another_machine_are_left_to_it(worker):
     (run.place.parent / "here" / run.place.name).rmdir()
 
     assert next(worker().runs()).number == 1
+
+
+@pytest.mark.parametrize(
+    ("direction", "objective", "value"),
+    [
+        ("maximize", "last", 0.5),
+        ("maximize", "best", 0.9),
+        ("minimize", "last", 0.5),
+        ("minimize", "best", 0.1),
+    ],
+)
+def test_the_value_of_a_trial_is_its_last_evaluation_or_its_best(tiny, direction, objective, value):
+    """A run that overfits at the end has had better weights, which `checkpoint_best` keeps."""
+    sweep = read_sweep(*read_command_line([*ARGV, "--objective", objective]))
+    folder = RunsFolder(sweep.folder, "sweep")
+    folder.begin(sweep.description)
+    storage = open_storage(sqlite_url(sweep.folder))
+    study = optuna.create_study(study_name="here", storage=storage, direction=direction)
+    trials = Trials(sweep, folder, study, storage, FileLock("here.lock"), "test/accuracy")
+    run = next(trials.runs())
+    content = {
+        "metrics": {"test/accuracy": 0.5},
+        "extremes": {"test/accuracy": {"min": 0.1, "max": 0.9}},
+    }
+
+    state = trials.end(outcome(run, content=content))
+
+    assert (state, study.trials[0].value) == ("complete", value)
+
+
+def test_a_trial_without_a_finite_evaluation_has_no_best(tiny):
+    """As the last one that isn't finite is no value."""
+    sweep = read_sweep(*read_command_line([*ARGV, "--objective", "best"]))
+    folder = RunsFolder(sweep.folder, "sweep")
+    folder.begin(sweep.description)
+    storage = open_storage(sqlite_url(sweep.folder))
+    study = optuna.create_study(study_name="here", storage=storage, direction="maximize")
+    trials = Trials(sweep, folder, study, storage, FileLock("here.lock"), "test/accuracy")
+
+    state = trials.end(outcome(next(trials.runs()), content={"metrics": {}, "extremes": {}}))
+
+    assert state == "failed"

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -71,6 +71,9 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
             name: value if math.isfinite(value) else None for name, value in numbers.items()
         },
         "higher_is_better": {name: _is_higher_better(trainer, name) for name in numbers},
+        "extremes": _extremes(result.history, numbers),
+        "test_sets": sorted(state.test_sets),
+        "checkpoint_best": state.settings.checkpoint_best,
         **state.clock.moment()._asdict(),
         "step_s": cost.step_s,
         "peak_memory_bytes": peak_memory_bytes(state.device),
@@ -78,6 +81,19 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
         "algorithms": [one.name for one in trainer.plugins if one.role == "algorithm"],
         "off": {one.found.name: one.reason for one in trainer.off},
     }
+
+
+def _extremes(
+    history: Iterable[Mapping[str, float]], names: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """Returns the least and the greatest value of each number over all evaluations."""
+    rows = list(history)
+    extremes = {}
+    for name in names:
+        values = [row[name] for row in rows if name in row and math.isfinite(row[name])]
+        if values:
+            extremes[name] = {"min": min(values), "max": max(values)}
+    return extremes
 
 
 def _is_higher_better(trainer: Trainer, name: str) -> bool | None:

@@ -34,13 +34,14 @@ from eventloop_runs import (
 )
 from eventloop_sweep.report import (
     METRIC,
+    OBJECTIVE,
     content_of,
     draw,
     header,
     summary,
     write_best,
 )
-from eventloop_sweep.request import COMMAND, Sweep, read_command_line, read_sweep
+from eventloop_sweep.request import COMMAND, LAST, Sweep, read_command_line, read_sweep
 from eventloop_sweep.storage import (
     STORAGE_VARIABLE,
     make_pruner,
@@ -134,6 +135,12 @@ def _study(sweep: Sweep, arguments: Arguments, storage: optuna.storages.RDBStora
             study_name=sweep.study, storage=storage, sampler=sampler, pruner=pruner
         )
         _compare(wanted, study)
+        if (objective := study.user_attrs.get(OBJECTIVE, LAST)) != sweep.objective:
+            raise UsageError(
+                f"the study {study.study_name!r} is of the {objective} evaluation of each trial, "
+                f"not of the {sweep.objective}",
+                fix=f"write `--objective {objective}`, or give another `--study NAME`",
+            )
         return study
     metric = _metric(sweep, wanted)
     study = optuna.create_study(
@@ -145,6 +152,7 @@ def _study(sweep: Sweep, arguments: Arguments, storage: optuna.storages.RDBStora
         load_if_exists=True,  # another machine was quicker
     )
     study.set_user_attr(METRIC, metric.name)
+    study.set_user_attr(OBJECTIVE, sweep.objective)
     return study
 
 
@@ -171,11 +179,16 @@ def _metric(sweep: Sweep, wanted: str | None) -> Metric:
         jobs=sweep.jobs,
         threads=sweep.threads,
     )
-    metric = choose_metric(wanted, tried.content["higher_is_better"])
+    metric = choose_metric(
+        wanted,
+        tried.content["higher_is_better"],
+        test_sets=tried.content["test_sets"],
+        checkpoint_best=tried.content["checkpoint_best"],
+    )
     if metric.higher_is_better is None:
         raise UsageError(
             f"the metric {metric.name!r} doesn't say whether higher is better",
-            fix=f'say it: `--metric "max {metric.name}"`, or min',
+            fix=f'write `--metric "max {metric.name}"` or `--metric "min {metric.name}"`',
         )
     return metric
 

@@ -20,6 +20,7 @@ from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import Sweep
 
 METRIC = "metric"  # of a study: its name
+OBJECTIVE = "objective"  # of a study: which evaluation of a trial counts
 _BEST = "best.yaml"
 
 
@@ -31,7 +32,7 @@ def header(sweep: Sweep, study: optuna.Study, num_left: int) -> Iterator[str]:
         yield f"  {one.name}: {one}"
     yield (
         f"study: {study.study_name}, {study.direction.name.lower()} "
-        f"{study.user_attrs[METRIC]}, {type(study.sampler).__name__}, "
+        f"{study.user_attrs[METRIC]} of the {sweep.objective} evaluation, {type(study.sampler).__name__}, "
         f"{type(study.pruner).__name__}"
     )
     yield f"run dir: {sweep.folder}"
@@ -96,6 +97,7 @@ def content_of(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> d
         "study": study.study_name,
         "metric": study.user_attrs[METRIC],
         "direction": study.direction.name.lower(),
+        "objective": sweep.objective,
         "run_dir": str(sweep.folder),
         "best": None if best is None else best.number,
         "fit": None if best is None else paste_line(sweep, best),

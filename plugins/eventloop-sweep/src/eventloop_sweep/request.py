@@ -15,6 +15,7 @@ from eventloop.commands import (
     CommandOption,
     Job,
     UsageError,
+    closest,
     flag,
     fold,
     prepare,
@@ -42,6 +43,7 @@ from eventloop_sweep.space import (
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+LAST, BEST = "last", "best"
 _MOST_ROWS = 32
 _OWN = ("run_dir", "resume")
 _FIX = "name a YAML file with a line `task.lr: log:1e-4:1e-1` for each range"
@@ -53,7 +55,10 @@ COMMAND = Command(
     "on and off, `-p no:ema,ema`. What has no range is as for `eventloop fit`. A sweep that was "
     "interrupted goes on; the same line started twice is two workers.",
     (
-        CommandOption("metric", "NAME", "what to optimize: test/accuracy; 'min NAME', 'max NAME'"),
+        CommandOption("metric", "NAME", "what to optimize: valid/accuracy; 'min NAME', 'max NAME'"),
+        CommandOption(
+            "objective", "last|best", "which evaluation of a trial counts; the last unless given"
+        ),
         CommandOption("trials", "N", "how many there should be in all; 20 unless given"),
         CommandOption("space", "FILE.yaml", "read ranges and choices from a file"),
         CommandOption("sampler", "NAME", "of Optuna: tpe, random, gp; 'tpe:multivariate=true'"),
@@ -82,6 +87,7 @@ class Sweep:
         folder: of all runs.
         description: what makes two sweeps the same.
         threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
+        objective: which evaluation of a trial is its value: the last, or the best.
     """
 
     arguments: Arguments
@@ -94,6 +100,7 @@ class Sweep:
     description: dict[str, Any]
     jobs: int
     threads: int | None
+    objective: str = LAST
 
     def suggested(self, trial: Trial) -> dict[str, str]:
         """Returns the values of a trial; options of plugins that it is without have none."""
@@ -201,6 +208,11 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
     folder = default_folder("sweep", job, arguments, description)
     jobs, threads = share_cores(job, arguments)
     given = arguments.given
+    if (objective := given.get("objective", LAST)) not in (LAST, BEST):
+        raise UsageError(
+            f"--objective: {objective!r} is neither {LAST} nor {BEST}{closest(objective, [LAST, BEST])}",
+            fix=f"write `--objective {BEST}`, or leave it out",
+        )
     return Sweep(
         fixed,
         job,
@@ -212,6 +224,7 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
         description,
         jobs,
         threads,
+        objective,
     )
 
 

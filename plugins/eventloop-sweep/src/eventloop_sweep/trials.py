@@ -8,9 +8,10 @@ ends it, and then any worker that sees the folder goes on with the trial.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
@@ -20,7 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from eventloop_runs import Outcome, RunsFolder
 from eventloop_sweep.pruning import PRUNED_AT
-from eventloop_sweep.request import Sweep
+from eventloop_sweep.request import LAST, Sweep
 
 PLACE = "place"
 OUTCOME = "outcome.json"  # in a trial's folder
@@ -105,7 +106,7 @@ class Trials:
             self._study.tell(run.number, state=TrialState.FAIL)
         elif PRUNED_AT in attributes:
             self._study.tell(run.number, state=TrialState.PRUNED)
-        elif (value := outcome.content["metrics"].get(self._metric)) is None:
+        elif (value := self._value(outcome.content)) is None:
             self._storage.set_trial_user_attr(trial_id, _REASON, f"{self._metric} isn't finite")
             self._study.tell(run.number, state=TrialState.FAIL)
         else:
@@ -124,6 +125,15 @@ class Trials:
             )
         self._held.pop(run.number).release()
         return _STATES.get(trial.state, "")
+
+    def _value(self, content: Mapping[str, Any]) -> float | None:
+        """Returns the value of a trial: its metric at the last evaluation, or at the best."""
+        if self._sweep.objective == LAST:
+            value: float | None = content["metrics"].get(self._metric)
+            return value
+        is_higher = self._study.direction == StudyDirection.MAXIMIZE
+        extremes: Mapping[str, float] = content["extremes"].get(self._metric, {})
+        return extremes.get("max" if is_higher else "min")
 
     def num_left(self) -> int:
         """Returns how many trials are missing, or under way."""
