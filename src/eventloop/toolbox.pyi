@@ -10,6 +10,7 @@ from .signals import status_of as status_of
 
 # Files that a plugin writes, and Python files that it imports.
 from .files.disk import replace_file as replace_file
+from .files.file_modes import apply_umask as apply_umask
 from .files.run_folder import (
     RunFolder as RunFolder,
     append_whole as append_whole,

@@ -263,15 +263,29 @@ class Trainer:
         with self._run.guarded():
             return self._hooks.predict(self.state, dataloader)
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, *, best: bool = False) -> Path:
         """Writes the weights that evaluation uses to a safetensors file; returns its path.
 
+        Args:
+            path: of the file; with a plugin for it, of a file of another format, or of a folder.
+            best: whether to write the weights of the best evaluation, which the setting
+                `checkpoint_best` keeps, instead of the current ones.
+
         Raises:
+            SettingError: `best`, but no checkpoint of a best evaluation has been saved.
             EventloopError: it can't be written.
         """
         self._require_open()
         with self._run.guarded():
-            return self._hooks.export(self.state, Path(path))
+            if not best:
+                return self._hooks.export(self.state, Path(path))
+            with self._run.best_weights.to_export(self.state) as place:
+                if place is None:
+                    raise SettingError(
+                        "no checkpoint of a best evaluation has been saved",
+                        fix='set checkpoint_best, for example checkpoint_best="valid/loss", and evaluate',
+                    )
+                return self._hooks.export(self.state, Path(path))
 
     def load_weights(
         self, path: str | Path, *, strict: bool = True, as_evaluated: bool = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from eventloop.errors import EventloopError, NonFiniteError
@@ -29,7 +31,7 @@ def test_tensors_come_back(clean):
 def test_a_full_disk_is_named_with_the_path(error, clean, monkeypatch):
     """Safetensors raises an error of its own for it."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(weight_export, "save_file", fail)
@@ -81,3 +83,16 @@ def test_what_is_no_tensor_is_not_exported_and_told(make_trainer, make_task, cle
     other = make_trainer(make_task(model=lambda: Extra(3, 3)))
     other.load_weights(clean / "model.safetensors")
     assert torch.equal(other.state.model.weight, trainer.state.model.weight)
+
+
+def test_the_file_is_one_of_torch_with_the_mode_of_any_new_file(clean):
+    """Transformers refuses a file without `format`; colleagues read what the umask lets them."""
+    before = os.umask(0o002)
+    try:
+        path = save_tensors({"a": torch.ones(1)}, clean / "model.safetensors")
+    finally:
+        os.umask(before)
+
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664

@@ -1,15 +1,18 @@
 """Models in other formats compute what the model computes."""
 
+import os
+import stat
 from copy import deepcopy
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 from eventloop import EventloopError, hookimpl
-from eventloop_export import Export
+from eventloop_export import Export, save_onnx
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
@@ -210,3 +213,65 @@ def test_rank_0_writes(tmp_path):
         return torch.allclose(found, model(inputs), atol=1e-6)
 
     assert run_ranks(run, tmp_path) == [True, True]
+
+
+class Pairs(nn.Module):
+    """Compares queries with documents, of which there are others, and scales by a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, queries, documents, scale):
+        return {"scores": scale * self.out(queries) @ self.out(documents).T}
+
+
+def axes_of(path):
+    graph = onnx.load(path).graph
+    return {
+        one.name: [dim.dim_param or dim.dim_value for dim in one.type.tensor_type.shape.dim]
+        for one in (*graph.input, *graph.output)
+    }
+
+
+def test_the_axis_of_samples_has_a_name(tmp_path):
+    """Tools show it, and people write it where they give another length."""
+    save_onnx(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4), tmp_path / "one.onnx")
+    batch = {"ids": torch.ones(2, 5, dtype=torch.int64), "mask": torch.ones(2, 5)}
+    save_onnx(TwoInputs(), batch, tmp_path / "two.onnx")
+
+    assert [*axes_of(tmp_path / "one.onnx").values()] == [["batch", 4], ["batch", 3]]
+    assert [*axes_of(tmp_path / "two.onnx").values()] == [["batch", 5], ["batch", 5], ["batch", 3]]
+
+
+def test_axes_that_may_differ_have_different_names(tmp_path):
+    """One name would say that there are as many documents as queries."""
+    inputs = {
+        "queries": torch.randn(3, 4), "documents": torch.randn(5, 4), "scale": torch.tensor(2.0),
+    }  # fmt: skip
+
+    save_onnx(Pairs(), inputs, tmp_path / "pairs.onnx")
+
+    axes = axes_of(tmp_path / "pairs.onnx")
+    assert (axes["queries"], axes["documents"]) == (["batch", 4], ["documents_batch", 4])
+    assert axes["scale"] == []
+    assert ["batch", "documents_batch"] in axes.values()
+
+
+def test_a_folder_gets_the_mode_of_any_new_file(tmp_path):
+    """save_pretrained of transformers writes weights that their owner alone can read."""
+
+    class Private(TwoInputs):
+        def save_pretrained(self, path):
+            super().save_pretrained(path)
+            (path / "model.bin").chmod(0o600)
+
+    task = mapping_task()
+    task.model = Private
+    before = os.umask(0o022)
+    try:
+        path, _, _ = exported(tmp_path, task, "folder")
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE((path / "model.bin").stat().st_mode) == 0o644

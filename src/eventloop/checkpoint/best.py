@@ -104,9 +104,22 @@ class BestWeights:
         Collective: every rank must call it. Without a best checkpoint, the model is left as it is.
         """
         self.lent = place = self._saver.best_place(state)
+        with self._loaded(state, place):
+            yield
+            name = None if place is None else place.name
+            state.manifest = {**state.manifest, "tested": _tested(state, name)}
+
+    @contextmanager
+    def to_export(self, state: State) -> Iterator[Place | None]:
+        """Loads the best weights likewise, and yields their checkpoint; None if there is none."""
+        place = self._saver.best_place(state)
+        with self._loaded(state, place):
+            yield place
+
+    @contextmanager
+    def _loaded(self, state: State, place: Place | None) -> Iterator[None]:
         if place is None:
             yield
-            state.manifest = {**state.manifest, "tested": _tested(state, None)}
             return
         hooks, names = self._active.plans, self._active.assembly.exporting
         weights, states, left_out = weights_and_states(self._local(place), names)
@@ -118,7 +131,6 @@ class BestWeights:
             self._states.put(states)
             restore_model(state, hooks, weights, left_out)
             yield
-            state.manifest = {**state.manifest, "tested": _tested(state, place.name)}
         finally:
             self._states.put(states_now)
             hooks.restore_model(state, now, True)

@@ -16,10 +16,12 @@ from eventloop.cli.fit_options import OPTIONS, Modes, from_package
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, prepare
 from eventloop.cli.launch import NPROC, launch
+from eventloop.cli.model_weights import NOT_STRICT, weights_line, weights_path
+from eventloop.cli.named_checkpoints import BEST_OPTION
 from eventloop.cli.output_files import SUFFIX, output_path
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.printing import stdout_to_stderr, write_lines, write_text
-from eventloop.errors import SettingError, counted
+from eventloop.errors import SettingError, UsageError, counted
 from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
@@ -44,6 +46,16 @@ COMMAND = Command(
             "FILE.safetensors",
             "write the trained weights; with a plugin for it another format, or a folder, FOLDER/",
         ),
+        CommandOption(
+            "export-best", "", "of --export: write the weights of the best evaluation, not the last"
+        ),
+        CommandOption(
+            "weights",
+            "PATH",
+            "start a new run from these weights: a safetensors file; a checkpoint or its URL, or a run's newest",
+        ),
+        BEST_OPTION,
+        NOT_STRICT,
         CommandOption("result", "FILE.json", "write metrics, time a step and memory at the end"),
         CommandOption("unlocked", "", "ignore eventloop.lock, if there is one"),
         *CHANGES,
@@ -61,6 +73,11 @@ def run(arguments: Arguments) -> int:
     export = arguments.path("export")
     if not arguments.given.get("export", "").endswith("/"):  # a folder: a plugin's to write
         output_path(arguments, "export", (export and export.suffix) or SUFFIX)
+    if _EXPORT_BEST in arguments.given and export is None:
+        raise UsageError(
+            "--export-best, but no --export that it could be said of",
+            fix=f"add `--export model{SUFFIX}`, or leave --export-best out",
+        )
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     is_printed = "print_config" in arguments.given
@@ -89,8 +106,15 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
             "max_duration is not set",
             fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
         )
+    is_best = _EXPORT_BEST in arguments.given
+    if is_best and settings.checkpoint_best is None:
+        raise SettingError(
+            "--export-best, but no metric says which evaluation is the best",
+            fix="give `--checkpoint-best NAME`, such as valid/accuracy or 'min valid/loss'",
+        )
     lines = ProgressLines(write=lambda line: write_lines([line]))
     with (
+        weights_path(arguments) as weights,
         crash_report() as active,
         Trainer(
             Request(
@@ -113,6 +137,8 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
         if export is not None and is_cores:
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        if weights is not None:
+            write_lines([_start_from(trainer, arguments, weights)])
         write_lines([*trainer.first_runs(Path.cwd()), *modes.lines()])
         is_there = any(one.found.distribution == _PACKAGE for one in trainer.off)
         if not is_there and any(one.target is lines for one in trainer.assembly.plugins):
@@ -125,8 +151,8 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
         result = modes.fit(trainer)
         exported = []
         if export is not None and not modes.is_dry:
-            trainer.export(export)
-            exported = [_exported(trainer, export)]
+            trainer.export(export, best=is_best)
+            exported = [_exported(trainer, export, is_best=is_best)]
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
         is_used = export is not None or modes.algorithms or interval_of(state.settings) is not None
         hint = [] if is_used or Store(state.run_dir / FOLDER).paths() else [_NONE_SAVED]
@@ -148,8 +174,22 @@ class Compiling:
             write_lines(["compiling: the first step waits for it, often for a minute"])
 
 
-def _exported(trainer: Trainer, path: Path) -> str:
+def _start_from(trainer: Trainer, arguments: Arguments, weights: Path) -> str:
+    """Loads the weights that a new run starts from; returns the header's line about them.
+
+    The line that began a run resumes it, too: then its own weights count.
+    """
+    if trainer.state.clock.batch:
+        return f"weights: those of the resumed run, not {arguments.given['weights']}"
+    trainer.load_weights(weights, strict="not_strict" not in arguments.given)
+    return weights_line(trainer, arguments)
+
+
+def _exported(trainer: Trainer, path: Path, *, is_best: bool) -> str:
     """Describes which weights were exported."""
+    if is_best:
+        metric = trainer.state.settings.checkpoint_best
+        return f"exported: {path}, the weights of the best evaluation by {metric}"
     by = [
         plugin.name
         for plugin in trainer.plugins
@@ -160,9 +200,10 @@ def _exported(trainer: Trainer, path: Path) -> str:
         return f"exported: {path}, {which}"
     place = trainer.state.settings.run_dir or trainer.state.run_dir
     best = shell("eventloop", "export", str(place), str(path.with_stem("best")), "--best")
-    return f"exported: {path}, {which}; {best} writes the best"
+    return f"exported: {path}, {which}; {best} writes the best, and so does --export-best"
 
 
+_EXPORT_BEST = "export_best"
 _PACKAGE = "eventloop-progress"
 _PLAIN = f"progress: a line an epoch or evaluation; {pip('install', _PACKAGE)} draws a bar"
 _NONE_SAVED = (

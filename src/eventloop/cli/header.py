@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 
-def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
+def header_lines(
+    trainer: Trainer, task: str, options: Mapping[str, Any], *, keeps_files: bool = True
+) -> Iterator[str]:
     """Yields the lines of the header.
 
     Args:
         task: TASK as typed.
         options: of the task, as set.
+        keeps_files: whether the run's folder stays when the command ends.
     """
     state = trainer.state
     words = kind_of(state.device).describe()
@@ -40,7 +43,8 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     )
     yield from trainer.notes
     yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
-    yield f"run dir: {state.run_dir}"
+    if keeps_files:
+        yield f"run dir: {state.run_dir}"
     if isinstance(state.settings.run_dir, Url):
         yield f"checkpoints: {state.settings.run_dir}"
     yield f"algorithms: {_plugin_names(trainer, 'algorithm')}"

@@ -1,10 +1,11 @@
-"""Shared by `eval` and `predict`: finds the weights, and loads them into a trainer."""
+"""Shared by `fit`, `eval` and `predict`: finds the weights, and loads them into a trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption, allowed
 from eventloop.cli.failure_report import crash_report
@@ -59,13 +60,18 @@ def open_trainer(
     Args:
         require_data: raises if there is nothing to evaluate, before weights are loaded.
     """
-    with weights_path(arguments) as weights, crash_report() as active:
+    with (
+        weights_path(arguments) as weights,
+        TemporaryDirectory(prefix=f"eventloop-{command.name}-") as folder,
+        crash_report() as active,
+    ):
         job = prepare(arguments, command)
         request = Request(
             job.build_task(),
             job.configuration,
             allowed=allowed(arguments),
             candidates=job.candidates,
+            scratch=Path(folder),
         )
         with Trainer(request) as trainer:
             active += trainer.plugins
@@ -74,8 +80,11 @@ def open_trainer(
                 strict = "not_strict" not in arguments.given
                 trainer.load_weights(weights, strict=strict, as_evaluated=strict)
             if "json" not in arguments.given:
-                header = header_lines(trainer, arguments.task, job.task_options())
-                write_lines([*header, _weights_line(trainer, arguments)])
+                keeps_files = trainer.state.settings.run_dir is not None
+                header = header_lines(
+                    trainer, arguments.task, job.task_options(), keeps_files=keeps_files
+                )
+                write_lines([*header, weights_line(trainer, arguments)])
             yield trainer
 
 
@@ -103,7 +112,7 @@ def _local_weights(arguments: Arguments) -> Path | None:
     return path
 
 
-def _weights_line(trainer: Trainer, arguments: Arguments) -> str:
+def weights_line(trainer: Trainer, arguments: Arguments) -> str:
     """Returns the header's line on the weights used."""
     if "weights" in arguments.given:
         best = ", the best of its checkpoints" if BEST_OPTION.name in arguments.given else ""

@@ -41,6 +41,8 @@ from eventloop.training.compiling import require_layers
 from eventloop.training.optimizers import check_optimizers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from eventloop.checkpoint.checkpoint_files import Checkpoint
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.candidates import Candidates
@@ -61,6 +63,8 @@ class Request:
         candidates: the plugins that a command has already discovered and loaded.
         core: plugins to add to the core's own.
         checkpoint: where to begin if the run's folder has no checkpoint of its own.
+        scratch: the run's folder if run_dir isn't set: of a command that trains nothing, one that it
+            removes. None: a new folder.
     """
 
     task: object
@@ -73,6 +77,7 @@ class Request:
     candidates: Candidates | None = None
     core: Sequence[object] = ()
     checkpoint: Checkpoint | None = None
+    scratch: Path | None = None
 
 
 def open_run(request: Request) -> Run:
@@ -80,7 +85,8 @@ def open_run(request: Request) -> Run:
     task = task_defaults_of(request.task)
     settings = request.configuration.settings(task.settings)
     processes = join_processes()
-    storage = storage_of(settings.run_dir, processes.from_first(new_run_dir(task.name)))
+    usual_run_dir = request.scratch or new_run_dir(task.name)
+    storage = storage_of(settings.run_dir, processes.from_first(usual_run_dir))
     require_usable(storage.run_dir)
     start = find_start(settings, storage, processes, request.allowed, request.checkpoint)
     configuration = start.narrowed(request.configuration.with_task(task.settings))

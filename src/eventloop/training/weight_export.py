@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # private: adds what old ones lacked (torch 2.13)
 
 from eventloop.errors import EventloopError, NonFiniteError
+from eventloop.files.file_modes import apply_umask
 from eventloop.files.run_folder import why_no_file
 from eventloop.naming import uncompiled_name
 from eventloop.training.sharded_tensors import gathered
@@ -96,7 +97,8 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
         copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(copies, path)
+            save_file(copies, path, metadata={"format": "pt"})  # which transformers asks for
+            apply_umask(path)
         except (OSError, SafetensorError) as error:
             reason = str(error)
     if reason:

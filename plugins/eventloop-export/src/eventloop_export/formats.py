@@ -50,7 +50,10 @@ def save_onnx(model: nn.Module, inputs: Any, path: Path) -> None:
     with warnings.catch_warnings():
         # Its exporter uses what torch has deprecated (torch 2.13).
         warnings.simplefilter("ignore", FutureWarning)
-        program = torch.onnx.export(program_of(model, inputs), dynamo=True, verbose=False)
+        exported = program_of(model, inputs)
+        program = torch.onnx.export(
+            exported, dynamo=True, verbose=False, dynamic_shapes=_axis_names(exported)
+        )
     assert program is not None
     _replaced(path, lambda new: program.save(new, external_data=False))
 
@@ -62,6 +65,29 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     return (), {
         name: one for name, one in inputs.items() if name in parameters and name not in _TARGETS
     }
+
+
+def _axis_names(program: ExportedProgram) -> tuple[dict[int, str] | None, ...] | None:
+    """Returns a name for the first axis of each input, "batch" for that of the samples; None if all are fixed.
+
+    Inputs whose first axes may differ in length have different names, as tracing found them.
+    """
+    symbols: set[str] = set()
+    axes: list[dict[int, str] | None] = []
+    inputs = set(program.graph_signature.user_inputs)
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in inputs:
+            continue
+        shape = getattr(node.meta.get("val"), "shape", ())
+        is_fixed = not len(shape) or isinstance(shape[0], int)
+        if (
+            is_fixed or str(shape[0]) in symbols
+        ):  # torch names equal axes alike, and warns of a second name
+            axes.append(None)
+            continue
+        axes.append({0: f"{node.name}_batch" if symbols else "batch"})
+        symbols.add(str(shape[0]))
+    return tuple(axes) if symbols else None
 
 
 def _on_cpu(one: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
-from eventloop.toolbox import gathered, inputs_of, is_pair, sharded, slice_of
+from eventloop.toolbox import apply_umask, gathered, inputs_of, is_pair, sharded, slice_of
 from eventloop_export.formats import save_onnx, save_program
 
 
@@ -89,6 +89,7 @@ def _save_pretrained(model: nn.Module, path: Path, weights: dict[str, Any] | Non
             fix="export to a file: `model.onnx`, `model.pt2` or `model.safetensors`",
         )
     save(path, **({} if weights is None else {"state_dict": weights}))
+    apply_umask(path)
 
 
 def _example(state: State) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventloop.toolbox import kept_generators, weights_at
+from eventloop.toolbox import apply_umask, kept_generators, weights_at
 
 # Folders that aren't whole; a kill may leave them.
 _NEW, _LINKED = ".new-", ".of-"
@@ -71,6 +71,7 @@ def write_folder(checkpoint: Path, target: Path, pretrained: Pretrained) -> None
         save(new, state_dict=weights, max_shard_size=pretrained.max_shard_size)
     if pretrained.tokenizer is not None:
         pretrained.tokenizer.save_pretrained(new)
+    apply_umask(new)
     if target.exists():
         shutil.rmtree(target)
     new.rename(target)

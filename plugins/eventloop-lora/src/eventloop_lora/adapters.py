@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from eventloop import EventloopError, TaskError
-from eventloop.toolbox import SavedTensor, counted, saved_weights_at
+from eventloop.toolbox import SavedTensor, apply_umask, counted, saved_weights_at
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MOST_NAMED = 3
@@ -124,6 +124,7 @@ def save_folder(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
     """
     save: Any = model.save_pretrained
     save(path, state_dict=dict(weights), save_embedding_layers=False)
+    apply_umask(path)
 
 
 def merged(model: nn.Module) -> nn.Module:
@@ -146,6 +147,7 @@ def save_merged(model: nn.Module, path: Path) -> None:
             fix="export a file, `model.safetensors`",
         )
     result.save_pretrained(path)
+    apply_umask(path)
 
 
 def _described(folder: Path) -> str:

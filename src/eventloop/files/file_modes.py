@@ -1,0 +1,52 @@
+"""Permissions of written files: some libraries create files that their owner alone can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from eventloop.files import disk
+
+
+def apply_umask(path: str | Path) -> None:
+    """Gives a file, or all files of a folder, the permissions that a new file has there.
+
+    Files that the user can't change, links and what isn't a regular file stay as they are.
+    """
+    path = Path(path)
+    if path.is_symlink():
+        return
+    if not path.is_dir():
+        _apply(path, _new_file_mode(path.parent))
+        return
+    mode = _new_file_mode(path)
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _apply(Path(folder, name), mode)
+
+
+def _apply(path: Path, mode: int | None) -> None:
+    with suppress(OSError):
+        status = path.lstat()
+        if mode is not None and stat.S_ISREG(status.st_mode):
+            # What is executable stays so.
+            path.chmod(mode | (status.st_mode & 0o111))
+
+
+def _new_file_mode(folder: Path) -> int | None:
+    """Returns the permissions of a new file; None if none can be created.
+
+    A file shows them; `os.umask` would change those of other threads' files in the meantime.
+    """
+    probe = folder / f".{os.urandom(8).hex()}.new"
+    try:
+        descriptor = disk.create(probe)
+    except OSError:
+        return None
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        disk.remove_file(probe)
