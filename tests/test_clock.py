@@ -220,3 +220,19 @@ def test_a_time_has_passed_when_it_was_over_a_batch_ago():
     assert not clock.passed(Time("2ba"))
     assert not clock.passed(Time("1ep"))
     assert clock.reached(Time("2ba"))
+
+
+def test_the_epoch_that_people_read_is_counted_from_1():
+    """A batch belongs to the epoch in which it was trained, also once that is over."""
+    clock = Clock()
+    numbers = [clock.epoch_number]
+
+    for _ in range(2):
+        for _ in range(2):
+            clock.end_batch(1, 0, 0.1)
+            numbers.append(clock.epoch_number)
+        clock.end_epoch()
+        numbers.append(clock.epoch_number)
+
+    assert numbers == [1, 1, 1, 1, 2, 2, 2]
+    assert clock.epoch == 2

@@ -145,7 +145,7 @@ def test_a_batch_of_an_iterable_is_taken_after_what_the_batch_before_caused(
 
 @pytest.mark.parametrize(
     ("duration", "message"),
-    [("2ep", "used up after one epoch, but 2 are to come"), ("5ba", "yielded no batch in epoch 1")],
+    [("2ep", "used up after one epoch, but 2 are to come"), ("5ba", "yielded no batch in epoch 2")],
 )
 def test_an_iterator_that_is_used_up_is_refused(
     duration, message, make_trainer, make_task, make_batches

@@ -36,7 +36,7 @@ class Plugin:
 
     def fail(self, state):
         self.has_raised = True
-        raise Boom(f"epoch {{state.clock.epoch}}, batch {{state.clock.batch}}")
+        raise Boom(f"epoch {{state.clock.epoch_number}}, batch {{state.clock.batch}}")
 
     @hookimpl(wrapper={wrapper})
     def {hook}({args}):
@@ -119,7 +119,9 @@ def test_the_culprit_is_named_and_everybody_is_told(hook, form, whole_run, make_
     where = re.search(r"(?m)^epoch \d+, batch \d+|Boom: (epoch \d+, batch \d+)", text)
     moment = where[1] or where[0]
     if hook in WITHIN_BATCH:  # the clock counts the batches that are done
-        moment = "epoch 0, batch 1"
+        moment = "epoch 1, batch 1"
+    if hook == "epoch_start":
+        moment = "epoch 1, batch 0"
     assert f"raised by plugin bad (eventloop-bad 1.2.3) in {hook}, {moment}, rank 0" in text
     assert "fix  correct the plugin's code at " in text
     assert "/eventloop_bad_module.py:" in text.partition("  fix  ")[2]

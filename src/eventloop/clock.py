@@ -120,6 +120,11 @@ class Clock:
         return self._now[0]
 
     @property
+    def epoch_number(self) -> int:
+        """The number of the last batch's epoch, from 1, as it is shown to people."""
+        return max(1, self._now[0] + (self._now[1] > self._epoch_start[1]))
+
+    @property
     def batch(self) -> int:
         """Batches done."""
         return self._now[1]

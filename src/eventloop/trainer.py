@@ -333,7 +333,7 @@ class Trainer:
     def _why_nothing_to_train(self, until: str | Time | None) -> str:
         """Returns why a fit would do nothing, or ""."""
         state, stopped = self.state, self._run.start.stop_reason
-        done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
+        done = f"epoch {state.clock.epoch_number}, batch {state.clock.batch}"
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
         # A run that was killed later has done all of a shorter fit, its end included.
         if is_finished or state.clock.passed(state.until):

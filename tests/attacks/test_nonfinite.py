@@ -247,7 +247,7 @@ def test_the_batch_that_is_named_is_the_batch(how, clip_norm, trainer_of):
 
     text = str(caught.value)
     if how == "loss":
-        assert text.startswith("the loss is nan at epoch 1, batch 6\n")
+        assert text.startswith("the loss is nan at epoch 2, batch 6\n")
     elif clip_norm is None:
         assert "suspects    batch 7, or the gradients of batch 6, whose loss was finite" in text
     elif how == "a hook on gradients":

@@ -86,7 +86,7 @@ def test_a_plugin_that_raises_an_interrupt_has_failed(run, tiny, kind):
     ran = run("fit", "tiny.py", "--no-plugins", "-p", "./bad.py:Bad")
 
     assert ran.status == 1
-    assert ran.err.startswith(f"{kind}; raised by plugin bad (./bad.py:Bad) in batch_end, epoch 0")
+    assert ran.err.startswith(f"{kind}; raised by plugin bad (./bad.py:Bad) in batch_end, epoch 1")
 
 
 def test_nobody_reading_is_no_error():

@@ -166,7 +166,7 @@ def test_a_sampler_is_told_the_epoch():
 def test_an_epoch_without_a_batch_is_refused(empty):
     """A generator that is used up would let epochs pass untrained, or for ever."""
     with pytest.raises(
-        TaskError, match=r"yielded no batch in epoch 2[\s\S]*a generator is used up"
+        TaskError, match=r"yielded no batch in epoch 3[\s\S]*a generator is used up"
     ):
         feed_of(empty).start_epoch(2)
 

@@ -253,3 +253,36 @@ def test_an_error_that_says_what_to_do_gets_no_second_advice(plugin, plan_of, st
 
     assert "raised by plugin own" in note
     assert "fix" not in note
+
+
+@pytest.mark.parametrize(
+    ("hook", "at", "epoch"),
+    [
+        ("fit_start", 1, "epoch 1, batch 0"),
+        ("epoch_start", 1, "epoch 1, batch 0"),
+        ("epoch_start", 2, "epoch 2, batch 3"),
+        ("before_dataloader", 4, "epoch 2, batch 4"),
+        ("before_forward", 4, "epoch 2, batch 4"),
+        ("batch_end", 3, "epoch 1, batch 3"),
+        ("epoch_end", 1, "epoch 1, batch 3"),
+        ("epoch_checkpoint", 2, "epoch 2, batch 6"),
+        ("fit_end", 1, "epoch 2, batch 6"),
+    ],
+)
+def test_messages_and_progress_count_epochs_from_the_same_number(hook, at, epoch, make_trainer):
+    """`epoch 1/2` in the line above, and `epoch 0` in the error below, would be one and the same."""
+
+    class Fails:
+        calls = 0
+
+    def told(self, state):
+        self.calls += 1
+        if self.calls == at:
+            raise LookupError("on purpose")
+
+    setattr(Fails, hook, hookimpl(told))
+
+    with pytest.raises(LookupError) as failure:
+        make_trainer(callbacks=[Fails()], max_duration="2ep").fit()
+
+    assert f"in {hook}, {epoch}, rank 0" in "\n".join(failure.value.__notes__)

@@ -92,7 +92,7 @@ def test_a_failure_is_noted_once_and_where_it_was_written(state):
         plan(state)
 
     (note,) = caught.value.__notes__
-    assert "raised by plugin bad (eventloop-test 1.0) in batch_end, epoch 0, batch 0" in note
+    assert "raised by plugin bad (eventloop-test 1.0) in batch_end, epoch 1, batch 0" in note
     assert f"at   {__file__}:{fail.__code__.co_firstlineno}" in note
 
 

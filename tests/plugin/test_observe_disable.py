@@ -94,7 +94,7 @@ def test_the_warning_names_the_culprit(weights):
 
     message = str(caught[0].message)
     assert "failing (Trainer(callbacks=...)) is switched off" in message
-    assert "raised ValueError in should_stop, epoch 0, batch 1, rank 0: disk full" in message
+    assert "raised ValueError in should_stop, epoch 1, batch 1, rank 0: disk full" in message
     assert f"at   {__file__}" in message
 
 

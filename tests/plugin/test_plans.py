@@ -283,7 +283,7 @@ def test_an_exception_gains_a_note_that_names_the_plugin(plan_of, plugin, state)
         plan_of("batch_end", one)(state)
 
     assert caught.value.__notes__ == [
-        "raised by plugin ema (eventloop-ema 0.2.1) in batch_end, epoch 1, batch 1, rank 0\n"
+        "raised by plugin ema (eventloop-ema 0.2.1) in batch_end, epoch 2, batch 1, rank 0\n"
         f"  at   {line_of(raise_wrong)}\n"
         '  fix  switch the plugin off with `disable = ["ema"]` in [tool.eventloop] of pyproject.toml'
     ]
@@ -357,7 +357,7 @@ def test_a_wrapper_is_not_blamed_for_what_it_passes_on(plan_of, plugin, state):
 
     given, origin = caught.value.__notes__
     assert given.startswith("forward was given")
-    assert origin == "in the task's forward, epoch 0, batch 0"
+    assert origin == "in the task's forward, epoch 1, batch 0"
 
 
 def test_the_task_is_named_without_a_way_out(plan_of, plugin, state):
@@ -367,7 +367,7 @@ def test_the_task_is_named_without_a_way_out(plan_of, plugin, state):
     with pytest.raises(Wrong) as caught:
         plan_of("batch_end", one, plugin("other", batch_end=lambda state: None))(state)
 
-    assert caught.value.__notes__ == ["in the task's batch_end, epoch 0, batch 0"]
+    assert caught.value.__notes__ == ["in the task's batch_end, epoch 1, batch 0"]
 
 
 def test_the_core_is_not_blamed(plan_of, plugin, state):

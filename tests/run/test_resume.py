@@ -442,3 +442,18 @@ def test_a_schedule_of_functions_and_objects_goes_on(tmp_path):
             trainer.fit(until=until)
 
     assert trainer.state.clock.batch == 6
+
+
+@pytest.mark.parametrize(
+    ("stop", "note"),
+    [("2ba", "epoch 1, batch 2"), ("3ba", "epoch 1, batch 3"), ("4ba", "epoch 2, batch 4")],
+)
+def test_the_header_counts_epochs_as_progress_does(stop, note, make_trainer, tmp_path):
+    """In mid-epoch it is the epoch under way, at its end the one that ended."""
+    settings = {"run_dir": tmp_path / "run", "max_duration": "4ep", "checkpoint_interval": "1ba"}
+    with make_trainer(**settings) as trainer:
+        trainer.fit(until=stop)
+
+    notes = make_trainer(**settings).notes
+
+    assert any(one.startswith("resumed: ") and one.endswith(note) for one in notes)

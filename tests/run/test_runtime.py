@@ -64,7 +64,7 @@ def test_an_exception_is_told_to_all_and_keeps_its_type(make_trainer, make_plugi
 
     notes = "\n".join(caught.value.__notes__)
     assert recorder.seen == ["exception"]
-    assert "raised by plugin bad (Trainer(algorithms=...)) in batch_end, epoch 0, batch 1" in notes
+    assert "raised by plugin bad (Trainer(algorithms=...)) in batch_end, epoch 1, batch 1" in notes
     assert f"correct the plugin's code at {__file__}:" in notes
     assert "then also: KeyError: 'consequence'" in notes
 

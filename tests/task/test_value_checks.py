@@ -111,9 +111,9 @@ def fail(*_):
 @pytest.mark.parametrize(
     ("given", "where"),
     [
-        ({"loss": lambda outputs, targets: fail()}, "loss, epoch 0, batch 1"),
-        ({"forward": lambda batch: fail()}, "forward, epoch 0, batch 1"),
-        ({"num_tokens": lambda batch: fail()}, "count_batch, epoch 0, batch 1"),
+        ({"loss": lambda outputs, targets: fail()}, "loss, epoch 1, batch 1"),
+        ({"forward": lambda batch: fail()}, "forward, epoch 1, batch 1"),
+        ({"num_tokens": lambda batch: fail()}, "count_batch, epoch 1, batch 1"),
     ],
 )
 def test_what_the_task_raises_is_placed(given, where, make_trainer, make_task, make_plugin):

@@ -50,7 +50,7 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
 
     found = trainer.state.clock.batch
     assert str(caught.value) == (
-        f"the loss is {loss} at epoch 0, batch 3\n"
+        f"the loss is {loss} at epoch 1, batch 3\n"
         f"  found       at batch {found}; everything since then is of no use\n"
         "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
         "  fix         look at the inputs and targets of that batch, and at the loss; with "
@@ -133,7 +133,7 @@ def test_it_is_found_when_the_fit_ends_at_the_latest(until, make_spoilt):
     """Also where fewer batches were trained on than are looked at in one go."""
     trainer = make_spoilt()
 
-    with pytest.raises(NonFiniteError, match="at epoch 0, batch 3"):
+    with pytest.raises(NonFiniteError, match="at epoch 1, batch 3"):
         trainer.fit(until=until)
 
 
@@ -174,7 +174,7 @@ def test_a_skipped_batch_has_no_loss_to_look_at(make_spoilt, make_plugin):
     skipper = make_plugin("skipper", should_skip_batch=lambda state: state.clock.batch < 2)
     spoiler = make_plugin("spoiler", after_loss=lambda state: setattr(state, "loss", nan(state)))
 
-    with pytest.raises(NonFiniteError, match="at epoch 0, batch 3"):
+    with pytest.raises(NonFiniteError, match="at epoch 1, batch 3"):
         make_spoilt(algorithms=[skipper, spoiler]).fit()
 
 
@@ -240,4 +240,4 @@ def test_no_rank_ends_well_where_another_s_loss_is_bad(tmp_path):
                 return error.what
         return "nothing"
 
-    assert run_ranks(train) == ["rank 1: the loss is nan at epoch 0, batch 1"] * 2
+    assert run_ranks(train) == ["rank 1: the loss is nan at epoch 1, batch 1"] * 2

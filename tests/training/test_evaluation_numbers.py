@@ -362,7 +362,7 @@ def test_a_forward_pass_that_fails_is_named(who, evaluates, make_trainer, make_t
         trainer.eval() if evaluates else trainer.fit()
 
     size, place = (6, "batch 1 of the eval set 'test'") if evaluates else (
-        2, "epoch 0, batch 1, microbatch 1 of 2")  # fmt: skip
+        2, "epoch 1, batch 1, microbatch 1 of 2")  # fmt: skip
     assert "forward was given a batch of (float32" in notes(error)
     assert f"({size}, 3), int64 ({size},)); {place}" in notes(error)
 
@@ -374,7 +374,7 @@ def test_a_loss_that_fails_is_named(make_trainer, make_task):
     with pytest.raises(ValueError, match="batch_size") as error:
         make_trainer(task).fit()
 
-    assert "loss was given outputs float32 (4, 3), targets int64 (4,); epoch 0, batch 1" in notes(
+    assert "loss was given outputs float32 (4, 3), targets int64 (4,); epoch 1, batch 1" in notes(
         error
     )
 
@@ -394,7 +394,7 @@ def test_a_collate_function_that_fails_is_named(num_workers, make_trainer, make_
 
     told = f"{error.value}\n{notes(error)}"
     assert "collate_fn fails was given 4 times (float32 (3,), int)" in told
-    assert "at batch 1 of its epoch\nepoch 0, after batch 0" in told
+    assert "at batch 1 of its epoch\nepoch 1, after batch 0" in told
 
 
 def test_an_eval_loader_that_fails_is_named(make_trainer, make_task):

@@ -71,7 +71,7 @@ def test_a_callback_that_writes_in_place_is_named(target, checked):
     (finding,) = check.findings
     assert finding.who == f"sneaky (Trainer(callbacks=...)), {hook}"
     assert f"wrote in place into state's {target}" in finding.what
-    assert (finding.times, finding.moment) == (3, "epoch 0, batch 1, rank 0")
+    assert (finding.times, finding.moment) == (3, "epoch 1, batch 1, rank 0")
     assert __file__ in finding.where
 
 

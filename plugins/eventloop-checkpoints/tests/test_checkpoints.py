@@ -45,7 +45,7 @@ def test_a_run_is_listed_newest_first(where, run, saved):
     """As a run's folder, or the folder in it."""
     lines = run("checkpoints", where).out.splitlines()
 
-    assert lines[0].split()[:6] == ["checkpoint", "batch", "epoch", "saved", "size", "verified"]
+    assert lines[0].split()[:6] == ["checkpoint", "batch", "epochs", "saved", "size", "verified"]
     assert [line.split()[:3] for line in lines[1:]] == [["ba00000006", "6", "2"],
                                                         ["ba00000003", "3", "1"]]  # fmt: skip
     assert all(" kB  yes " in line and "test/accuracy 0." in line for line in lines[1:])
@@ -495,7 +495,7 @@ def test_a_narrow_terminal_gets_a_block_for_each(run, saved, monkeypatch):
     run("checkpoints", RUN)
 
     text = terminal.getvalue()
-    assert text.startswith("checkpoint  ba00000006\nbatch       6\nepoch       2\nsaved")
+    assert text.startswith("checkpoint  ba00000006\nbatch       6\nepochs      2\nsaved")
     assert max(map(len, text.splitlines())) <= 40
 
 

@@ -103,7 +103,7 @@ def test_evaluations_in_mid_epoch_stop_a_run_there(tmp_path):
 
     assert trainer.state.clock.batch == 7
     assert trainer.state.stop_reason == (
-        "early-stopping: test/score hasn't improved on 6 (epoch 0, batch 4) in 3ba"
+        "early-stopping: test/score hasn't improved on 6 (epoch 1, batch 4) in 3ba"
     )
 
 

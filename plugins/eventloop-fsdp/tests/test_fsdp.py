@@ -227,7 +227,7 @@ def test_fp16_skips_a_step_on_all_ranks(tmp_path, what):
 def test_a_loss_that_is_no_number_on_one_rank_ends_the_run(fit):
     """Nobody waits for a rank that looks for the cause in its shards."""
     with pytest.raises(
-        RankError, match="NonFiniteError: rank 1: the loss is inf at epoch 1, batch 10"
+        RankError, match="NonFiniteError: rank 1: the loss is inf at epoch 2, batch 10"
     ):
         run_ranks(lambda: fit(Fsdp(), Spoils("loss", 9), batch_size=4), timeout_s=60)
 

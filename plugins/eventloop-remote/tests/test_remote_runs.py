@@ -85,7 +85,7 @@ def test_a_run_goes_on_bit_by_bit_on_another_machine(url, machine, tmp_path):
 
     machine("second")
     with trainer(url) as one:
-        assert f"resumed: {url}/checkpoints/ba00000004, epoch 1, batch 4" in one.notes
+        assert f"resumed: {url}/checkpoints/ba00000004, epoch 2, batch 4" in one.notes
         one.fit()
 
     assert list(differences(expected, parts_at(one))) == []

@@ -96,7 +96,7 @@ class Feed:
         self._learn_lengths()  # a sampler, or other ranks before, may have made another number
         if not self._has_own():
             raise TaskError(
-                f"the train data loader yielded no batch in epoch {epoch}",
+                f"the train data loader yielded no batch in epoch {epoch + 1}",
                 fix=why_no_batch(self.dataloader),
             )
 

@@ -157,10 +157,14 @@ def _is_packaged(file: str, module: str, distribution: str) -> bool:
 
 
 def moment_in(hook: str, state: State) -> str:
-    """Returns a hook's epoch, from 0, and batch, from 1: the current ones, or the last finished."""
-    under_way = hook in _WITHIN_BATCH or state.microbatch is not None
-    is_next = under_way and state.eval_name is None
-    return f"epoch {state.clock.epoch}, batch {state.clock.batch + is_next}"
+    """Returns a hook's epoch and batch, both from 1: the current ones, or the last finished."""
+    clock = state.clock
+    if state.eval_name is not None:
+        return f"epoch {clock.epoch_number}, batch {clock.batch}"
+    if hook in _WITHIN_BATCH or state.microbatch is not None:
+        return f"epoch {clock.epoch + 1}, batch {clock.batch + 1}"
+    epoch = clock.epoch + 1 if hook == "epoch_start" else clock.epoch_number
+    return f"epoch {epoch}, batch {clock.batch}"
 
 
 def swallowed(one: Implementation) -> PluginError:

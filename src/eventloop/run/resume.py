@@ -13,7 +13,7 @@ from eventloop.checkpoint.locations import Storage, checkpoint_at, local_copy, u
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading, require_valid
 from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
-from eventloop.clock import Time
+from eventloop.clock import Clock, Time
 from eventloop.config.plugin_flags import Reason
 from eventloop.errors import ResumeError, as_first
 from eventloop.files.disk import CorruptFileError
@@ -107,6 +107,9 @@ class FromCheckpoint(Start):
         self.duration = None if duration is None else Time(duration)
         self.resumed = str(self._place)
         self.changes: list[str] = []
+        clock = Clock()
+        clock.load_state_dict(checkpoint.parts["training"]["clock"])
+        self._epoch_number = clock.epoch_number
         is_finished = checkpoint.parts["training"]["loop"]["is_finished"]
         if is_finished and self._facts.get("status") != "interrupted":
             self.stop_reason = self._facts["stop_reason"]
@@ -117,7 +120,7 @@ class FromCheckpoint(Start):
         at = self._facts["moment"]
         return (
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
-            f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
+            f"resumed: {self._place}, epoch {self._epoch_number}, batch {at['batch']}",
             *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
             *(f"changed since the run began: {one}" for one in self.changes),
             *(

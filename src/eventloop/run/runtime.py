@@ -177,7 +177,7 @@ def _note_moment(error: BaseException, state: State) -> None:
     """Adds a note to an error outside of hooks, such as in a data loader: at which batch."""
     is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
     if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
-        error.add_note(f"epoch {state.clock.epoch}, after batch {state.clock.batch}")
+        error.add_note(f"epoch {state.clock.epoch_number}, after batch {state.clock.batch}")
 
 
 def features_of(settings: Settings, device: torch.device, precision: Precision) -> Iterator[object]:

@@ -176,7 +176,7 @@ class LossWatch:
         if state.precision.name == "fp16":
             facts["fp16"] = _range_of_fp16(params)
             fix = f"set precision to bf16 or fp32, where nothing overflows so soon; or {fix}"
-        what = f"the loss is {loss} at epoch {at.epoch}, batch {at.batch}"
+        what = f"the loss is {loss} at epoch {at.epoch + 1}, batch {at.batch}"
         named = at.batch
         if before in self._weights.bad_gradients:
             what = f"the gradients aren't finite at batch {before}, nor is the loss after: {what}"

@@ -46,7 +46,7 @@ def _moment(state: State) -> str:
         return "in a prediction"
     part = f", microbatch {state.microbatch_idx + 1} of {state.num_microbatches}"
     several = part if state.num_microbatches > 1 else ""
-    return f"epoch {state.clock.epoch}, batch {state.clock.batch + 1}{several}"
+    return f"epoch {state.clock.epoch + 1}, batch {state.clock.batch + 1}{several}"
 
 
 def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:

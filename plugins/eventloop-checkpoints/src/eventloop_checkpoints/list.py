@@ -99,7 +99,7 @@ def _cells(found: FoundCheckpoint[Any], row: dict[str, Any]) -> dict[str, str]:
     return {
         "checkpoint": found.path.name,
         "batch": str(row["batch"]),
-        "epoch": "" if row["epoch"] is None else str(row["epoch"]),
+        "epochs": "" if row["epoch"] is None else str(row["epoch"]),
         "saved": saved_at.strftime("%Y-%m-%d %H:%M:%S") if saved_at else "",
         "size": size_text(row["bytes"]) if row["bytes"] else "",
         "verified": {True: "yes", False: "no", None: "not read"}[row["verified"]],

@@ -14,7 +14,8 @@ class Since(NamedTuple):
     """When something was waited for first.
 
     Args:
-        epoch, batch: how many were done.
+        epoch: its number, from 1.
+        batch: how many were done.
         amount: the same in the unit of the patience.
     """
 
@@ -59,19 +60,23 @@ class Waiting:
         self.since: Since | None = None
         self.reason: str | None = None
 
-    def begin(self, at: Moment) -> None:
-        """Waits from this moment on, for something better than the best so far."""
-        self.since, self.reason = self._moment(at), None
+    def begin(self, at: Moment, epoch: int | None = None) -> None:
+        """Waits from this moment on, for something better than the best so far.
 
-    def take(self, value: float, at: Moment) -> None:
-        """Takes up a new value."""
+        Args:
+            epoch: the number of the moment's epoch, from 1, for messages; None: as many as are done.
+        """
+        self.since, self.reason = self._moment(at, epoch), None
+
+    def take(self, value: float, at: Moment, epoch: int | None = None) -> None:
+        """Takes up a new value; the other arguments are as for `begin`."""
         if self._stops_at_nan and math.isnan(value):
             self.reason = f"{self.name} is NaN"
         elif self._is_better(value):
-            self.best, self.since = value, self._moment(at)
+            self.best, self.since = value, self._moment(at, epoch)
         elif self.since is None:
-            self.since = self._moment(at)
-        elif self._moment(at).amount - self.since.amount >= self.patience.value:
+            self.since = self._moment(at, epoch)
+        elif self._moment(at, epoch).amount - self.since.amount >= self.patience.value:
             self.reason = f"{self.name} {self._compared()} in {self.patience}"
 
     def _is_better(self, value: float) -> bool:
@@ -81,8 +86,8 @@ class Waiting:
         gain = value - self.best if self._is_higher else self.best - value
         return gain > 0 and gain >= self._min_delta  # never so for a NaN
 
-    def _moment(self, at: Moment) -> Since:
-        return Since(at.epoch, at.batch, getattr(at, FIELDS[self.patience.unit]))
+    def _moment(self, at: Moment, epoch: int | None) -> Since:
+        return Since(at.epoch if epoch is None else epoch, at.batch, getattr(at, FIELDS[self.patience.unit]))
 
     def _compared(self) -> str:
         if self.best is None or self.since is None:

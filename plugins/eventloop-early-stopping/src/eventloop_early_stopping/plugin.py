@@ -92,7 +92,7 @@ class EarlyStopping:
         self._in_fit = True
         is_prolonged = self._waiting.reason is not None and self._until != str(state.until)
         if self._waiting.since is None or is_prolonged:
-            self._waiting.begin(state.clock.moment())
+            self._waiting.begin(state.clock.moment(), state.clock.epoch_number)
         self._until = str(state.until)
         self._say_why(state)
         assert self._watched is not None
@@ -162,7 +162,7 @@ class EarlyStopping:
 
     def _take(self, state: StateView, value: float) -> None:
         assert self._waiting is not None
-        self._waiting.take(value, state.clock.moment())
+        self._waiting.take(value, state.clock.moment(), state.clock.epoch_number)
         if self._waiting.best is not None:
             state.log("early-stopping/best", self._waiting.best)
         self._say_why(state)
