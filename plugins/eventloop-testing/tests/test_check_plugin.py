@@ -434,3 +434,62 @@ def test_a_mistake_that_only_an_accelerator_shows_is_found(plugin):
     with pytest.raises(AssertionError, match=ON_AN_ACCELERATOR[plugin]):
         check_plugin(plugin, role="algorithm")
     assert not torch.accelerator.is_available()
+
+
+class Averages:
+    """Adds up losses on the device."""
+
+    def __init__(self) -> None:
+        self.total = None
+
+    @hookimpl
+    def after_train_batch(self, state):
+        if self.total is None:
+            self.total = torch.zeros(1, device=state.device)
+        self.total = self.total + state.loss.detach()
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state, version):
+        self.total = state["total"]
+
+
+class AveragesOnTheDevice(Averages):
+    """Puts its state back where it was."""
+
+    @hookimpl
+    def after_load(self, state):
+        if self.total is not None:
+            self.total = self.total.to(state.device)
+
+
+class ScalesByItsState(Averages):
+    """Uses its state in the loss, a copy of what was loaded."""
+
+    def load_state_dict(self, state, version):
+        self.total = state["total"].clone()
+
+    @hookimpl
+    def before_backward(self, state):
+        if self.total is not None:
+            state.loss = state.loss * (1 + 0 * self.total).mean()
+
+
+@pytest.mark.about_cpu
+@pytest.mark.parametrize("plugin", [Averages, ScalesByItsState])
+def test_a_state_that_is_put_back_on_the_host_is_found(plugin):
+    """On the CPU a checkpoint's tensors are where they belong; on a GPU the resumed run crashes."""
+    expected = (
+        r"^\S+ isn't what every plugin must be\n"
+        r"1\. on the pretend accelerator a run with it can't be resumed: MixedDevicesError"
+    )
+
+    with pytest.raises(AssertionError, match=expected):
+        check_plugin(plugin, role="algorithm")
+
+
+@pytest.mark.about_cpu
+def test_a_state_that_is_put_back_on_the_device_passes():
+    """Control: the plugin with the one line that the other lacks."""
+    check_plugin(AveragesOnTheDevice, role="algorithm")

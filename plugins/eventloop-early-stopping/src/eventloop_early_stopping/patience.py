@@ -87,7 +87,9 @@ class Waiting:
         return gain > 0 and gain >= self._min_delta  # never so for a NaN
 
     def _moment(self, at: Moment, epoch: int | None) -> Since:
-        return Since(at.epoch if epoch is None else epoch, at.batch, getattr(at, FIELDS[self.patience.unit]))
+        return Since(
+            at.epoch if epoch is None else epoch, at.batch, getattr(at, FIELDS[self.patience.unit])
+        )
 
     def _compared(self) -> str:
         if self.best is None or self.since is None:

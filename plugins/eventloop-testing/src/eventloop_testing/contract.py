@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventloop.distributed import rank_variables
-from eventloop.errors import EventloopError, notes_of, text_of
+from eventloop.errors import CheckpointError, EventloopError, notes_of, text_of
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import discover
 from eventloop_testing.case import (
@@ -32,7 +32,7 @@ from eventloop_testing.case import (
 )
 from eventloop_testing.pretend import PretendError, pretend_device
 from eventloop_testing.ranks import RankError, run_ranks
-from eventloop_testing.resuming import is_resumed
+from eventloop_testing.resuming import is_resumed, resume_on
 
 if TYPE_CHECKING:
     from eventloop.task import Task
@@ -55,7 +55,8 @@ def check_plugin(
     which it and others are handed over; no step reads the device; it closes after a run, without
     one, and after a failure. Its state can be saved, and a run that is stopped in the middle of an
     epoch and resumed, by instances built anew, has the weights, the logged numbers and the state of
-    one in one go; on two ranks, too. It runs on the pretend accelerator, and no step waits there. A
+    one in one go; on two ranks, too. It runs on the pretend accelerator, where no step waits, and is
+    resumed there: what `load_state_dict` puts back belongs on the device. A
     callback changes nothing: no tensor is written, and the weights are those of a run without it,
     of the same length where it stops the run.
 
@@ -146,9 +147,9 @@ def _runs_on_an_accelerator(case: Case) -> Iterator[str]:
     try:
         ((waits, error),) = run_ranks(_pretend_run, case, world_size=1)
     except (RankError, TimeoutError) as failure:
-        error, waits = str(failure), []
+        error, waits = f"a run with it fails: {failure}", []
     if error:
-        yield f"on the pretend accelerator a run with it fails: {error}"
+        yield f"on the pretend accelerator {error}"
     yield from (f"on the pretend accelerator, {one}" for one in waits)
 
 
@@ -156,13 +157,30 @@ def _pretend_run(case: Case) -> tuple[list[str], str]:
     """Returns what is wrong in a step there and not on the CPU, and what made the run fail."""
     for name in rank_variables(0, 1, 0):
         os.environ.pop(name, None)
+    case.folder = case.folder / "pretend"  # this process counts its folders by itself
     try:
         with pretend_device():
             run = case.run(case.build(), device="pretend", precision="fp32")
+            failure = _pretend_resume(case) if case.is_resumed else ""
     except (PretendError, torch.OutOfMemoryError) as error:
-        return [], f"{type(error).__name__}: {text_of(error)}"
+        return [], f"a run with it fails: {type(error).__name__}: {text_of(error)}"
     mine = [one for one in run.findings if one.plugin == case.found.origin]
-    return [str(one) for one in mine if one.what not in case.found_on_host], ""
+    waits = [str(one) for one in mine if one.what not in case.found_on_host]
+    return waits, failure
+
+
+def _pretend_resume(case: Case) -> str:
+    """Returns what makes a resumed run fail there, though it can be resumed on the CPU; "" for nothing.
+
+    A state that was loaded is on the host, where a checkpoint's tensors are.
+    """
+    try:
+        resume_on(case, "pretend")
+    except Exception as error:  # noqa: BLE001  whatever its author does there
+        cause = error.__cause__ if isinstance(error, CheckpointError) else None
+        first = cause or error
+        return f"a run with it can't be resumed: {type(first).__name__}: {text_of(first)}"
+    return ""
 
 
 def _two_ranks_end_alike(case: Case) -> Iterator[str]:

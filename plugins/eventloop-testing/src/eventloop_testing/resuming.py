@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Numbers = dict[tuple[int, str], Any]  # and texts
 _DURATION = "3ep"  # half of it is in the middle of the second
 _STATUS = 9
+_STOP_ON_DEVICE = (
+    2  # in the first epoch: two batches may be all that a short one has before its end
+)
 
 
 def is_resumed(case: Case) -> Iterator[str]:
@@ -65,6 +68,25 @@ def is_resumed(case: Case) -> Iterator[str]:
         return
     for problem in problems:
         yield f"a run that is stopped after batch {batch} and resumed {problem}; {_advice(case)}"
+
+
+def resume_on(case: Case, device: str) -> None:
+    """Stops a run in the middle of an epoch and resumes it, on a device; raises what it raises."""
+    given: dict[str, Any] = {
+        "folder": case.new_folder(),
+        "max_duration": _DURATION,
+        "device": device,
+        "precision": "fp32",
+        "callbacks": (_Saves(_STOP_ON_DEVICE),),
+    }
+    stop = (Fails(_STOP_ON_DEVICE + 1),)
+    with (
+        contextlib.suppress(ExpectedError),
+        case.trainer(case.build(), algorithms=stop, **given) as trainer,
+    ):
+        trainer.fit()
+    with case.trainer(case.build(), algorithms=(Fails(-1),), **given) as trainer:
+        trainer.fit()
 
 
 class _Outcome(NamedTuple):
