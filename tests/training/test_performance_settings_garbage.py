@@ -10,6 +10,7 @@ import pytest
 from eventloop.clock import Time
 from eventloop.config.settings import Settings
 from eventloop.errors import SettingError
+from eventloop.training.performance_settings import GarbageCollection
 
 
 class Cycle:
@@ -91,9 +92,9 @@ def test_cyclic_garbage_is_freed_at_the_interval(make_trainer, make_plugin):
     assert alive == [1, 2, 3, 1, 2, 3, 1]
 
 
-@pytest.mark.nightly
-def test_old_garbage_is_freed_at_the_tenth_multiple(make_trainer, make_plugin):
+def test_old_garbage_is_freed_at_the_tenth_multiple(make_trainer, make_plugin, monkeypatch):
     """A look at everything takes as long as many steps: too long for a short run, too useful to miss."""
+    monkeypatch.setattr(GarbageCollection, "has_looked_at_all", False)
     old, alive = Cycle(), []
     gone = weakref.ref(old)
     gc.collect()  # by now Python takes it for one that stays
@@ -106,6 +107,68 @@ def test_old_garbage_is_freed_at_the_tenth_multiple(make_trainer, make_plugin):
 
     gc.set_threshold(*thresholds)
     assert alive == [True] * 10 + [False] * 2
+
+
+def looks(trainer) -> int:
+    """Returns how often all objects were unfrozen, and so looked at, in a fit."""
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        unfreeze = gc.unfreeze
+        patch.setattr(gc, "unfreeze", lambda: (calls.append(1), unfreeze()))
+        trainer.fit()
+    return len(calls)
+
+
+def test_a_process_looks_at_everything_once(make_trainer, monkeypatch):
+    """The second fit of a notebook, and each trial of a study, would pay for imports again."""
+    monkeypatch.setattr(GarbageCollection, "has_looked_at_all", False)
+    settings = {"gc_interval": "1ba", "max_duration": "12ba"}
+
+    with make_trainer(**settings) as trainer:
+        first = looks(trainer)
+    with make_trainer(**settings) as trainer:
+        second = looks(trainer)
+
+    assert (first, second) == (1, 0)
+
+
+def test_what_a_command_has_frozen_is_never_looked_at(make_trainer, monkeypatch):
+    """It freezes what imports have made, before anything of the run is built."""
+    monkeypatch.setattr(GarbageCollection, "has_looked_at_all", False)
+    gc.freeze()
+    try:
+        with make_trainer(gc_interval="1ba", max_duration="12ba") as trainer:
+            assert looks(trainer) == 0
+    finally:
+        gc.unfreeze()
+
+    assert not GarbageCollection.has_looked_at_all
+
+
+def test_garbage_of_the_run_is_freed_where_nothing_else_is_looked_at(make_trainer, make_plugin):
+    """Also what lived over many multiples, as an iterator of an epoch does."""
+    cycles, alive = [], []
+
+    def hold(state):
+        if state.clock.batch == 5:
+            cycles.append(Cycle())
+            alive.append(weakref.ref(cycles[0]))
+        if state.clock.batch == 11:
+            cycles.clear()
+
+    watch = make_plugin("watch", batch_start=hold)
+    gone = []
+    told = make_plugin("z", batch_end=lambda state: gone.append(bool(alive) and alive[0]() is None))
+    gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1_000_000)
+    try:
+        make_trainer(callbacks=[watch, told], gc_interval="1ba", max_duration="13ba").fit()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+    assert gone == [False] * 12 + [True]
 
 
 def test_what_lives_is_frozen_until_the_trainer_is_closed(make_trainer):

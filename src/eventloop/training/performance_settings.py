@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -127,19 +127,26 @@ class GarbageCollection:
 
     Left alone, Python looks through all objects at moments of its own, which differ between ranks:
     each then waits for all others in turn. At the first multiple what is there is frozen, so that
-    later collections look at what came since and cost little; the tenth looks at everything, once, which
-    takes as long as many steps. Until the first, between two fits and after the last, Python collects as
-    it did before.
+    later collections look at what came since and cost little. The tenth looks at everything, which takes as
+    long as many steps: once a process, and never where the objects of imports are frozen when the run is
+    opened, as a command freezes them. Until the first, between two fits and after the last, Python
+    collects as it did before.
 
     Args:
         interval: how often to collect.
+
+    Attributes:
+        has_looked_at_all: whether a run of this process has looked at everything.
     """
 
-    __slots__ = ("_interval", "_num_done", "_was_enabled")
+    __slots__ = ("_interval", "_looks_at_all", "_num_done", "_was_enabled")
+
+    has_looked_at_all: ClassVar[bool] = False
 
     def __init__(self, interval: Time) -> None:
         self._interval = interval
         self._num_done = 0
+        self._looks_at_all = True
         self._was_enabled = False
 
     @hookimpl
@@ -150,6 +157,8 @@ class GarbageCollection:
             SettingError: it is a fraction of an unknown length.
         """
         self._interval = resolved("gc_interval", self._interval, state)
+        # Imports make most objects, and leave little garbage. Who froze them has said that they stay.
+        self._looks_at_all = gc.get_freeze_count() == 0
 
     @hookimpl
     def before_dataloader(self, state: State) -> None:
@@ -174,10 +183,13 @@ class GarbageCollection:
 
     def _collect(self) -> None:
         self._num_done += 1
-        if self._num_done == 10:
+        looks_at_all = self._num_done == 10 and self._looks_at_all
+        looks_at_all = looks_at_all and not GarbageCollection.has_looked_at_all
+        if looks_at_all:
+            GarbageCollection.has_looked_at_all = True
             gc.unfreeze()
         gc.collect(1 if self._num_done == 1 else 2)
-        if self._num_done in (1, 10):
+        if self._num_done == 1 or looks_at_all:
             gc.freeze()
         if gc.isenabled():
             gc.disable()
