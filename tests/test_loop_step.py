@@ -21,9 +21,11 @@ def test_the_state_holds_what_each_event_promises(make_trainer, make_plugin):
     hooks = ("before_dataloader", "after_dataloader", "before_forward", "after_forward",
              "before_loss", "after_loss", "after_backward", "after_train_batch", "batch_end",
              "batch_checkpoint")  # fmt: skip
-    watch = make_plugin(
-        **{hook: lambda state, hook=hook: held.update({hook: note(state)}) for hook in hooks}
-    )
+
+    def noting(hook):
+        return lambda state: held.update({hook: note(state)})
+
+    watch = make_plugin(**{hook: noting(hook) for hook in hooks})
 
     make_trainer(callbacks=[watch]).fit()
 

@@ -73,9 +73,14 @@ def test_each_of_the_plugins_of_an_event_is_named_where_it_hangs(plugin, plan_of
     for culprit in names:
         inside, release = threading.Event(), threading.Event()
 
-        def hang(state, inside=inside, release=release):
-            inside.set()
-            release.wait()
+        def hanging(inside, release):
+            def hang(state):
+                inside.set()
+                release.wait()
+
+            return hang
+
+        hang = hanging(inside, release)
 
         hooks = {name: hang if name == culprit else lambda state: None for name in names}
         plan = plan_of("batch_end", *(plugin(name, batch_end=one) for name, one in hooks.items()))

@@ -200,7 +200,11 @@ def test_what_a_plugin_says_about_itself_is_a_text_or_nothing(plan_of, plugin, h
 def test_what_a_plugin_says_about_itself_stays_with_it(plan_of, plugin):
     """A reason without its plugin would be of no use."""
     texts = {"a": "too small", "b": None, "c": "", "d": "too large"}
-    plugins = [plugin(name, unsuitable=lambda text=text: text) for name, text in texts.items()]
+
+    def says(name, text):
+        return plugin(name, unsuitable=lambda: text)
+
+    plugins = [says(name, text) for name, text in texts.items()]
 
     answers = plan_of("unsuitable", *plugins)(None)
 
@@ -246,7 +250,11 @@ def test_close_reverses_everything(plan_of, plugin, state):
     """The core, callbacks, algorithms, the task; a phase on `close` itself is literal."""
     heard = []
     roles = ["core", "callback", "task", "algorithm"]
-    plugins = [plugin(one, one, close=lambda one=one: heard.append(one)) for one in roles]
+
+    def hears(name):
+        return plugin(name, name, close=lambda: heard.append(name))
+
+    plugins = [hears(role) for role in roles]
     phased = plugin("first", close=(lambda: heard.append("first"), {"tryfirst": True}))
 
     plan_of("close", *plugins, phased)(state)
@@ -420,7 +428,11 @@ def test_a_callback_can_not_assign(plan_of, plugin, state):
 def test_a_callback_has_no_means_to_change_what_is_drawn_or_done(plan_of, plugin, state):
     """A generator that it used would change another's draws."""
     for name in ("generator", "again", "_generators"):
-        one = plugin("watch", "callback", batch_end=lambda state, name=name: getattr(state, name))
+
+        def read(state):
+            getattr(state, name)
+
+        one = plugin("watch", "callback", batch_end=read)
 
         with pytest.raises(ReadOnlyStateError, match=f"state.{name} isn't available to a callback"):
             plan_of("batch_end", one)(state)

@@ -175,9 +175,11 @@ def test_schedulers_follow_before_the_next_step(make_fp16, make_plugin):
     rates = {"fp16": [], "fp32": []}
 
     for precision, seen in rates.items():
-        watch = make_plugin(
-            batch_end=lambda state, seen=seen: seen.append(rate_of(state)),
-        )
+
+        def look(state):
+            seen.append(rate_of(state))
+
+        watch = make_plugin(batch_end=look)
         make_fp16(callbacks=[watch], precision=precision).fit()
 
     assert rates["fp16"] == rates["fp32"] == [0.1, 0.05, 0.025]

@@ -128,7 +128,7 @@ def _fix(error: BaseException, one: Implementation) -> str:
     """
     function = inspect.unwrap(one.function)
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    if not file or _is_packaged(file, function.__module__, one.plugin.distribution):
+    if not file or _is_packaged(file, function.__module__ or "", one.plugin.distribution):
         return one.plugin.way_out
     if isinstance(error, EventloopError) and error.fix:
         return ""

@@ -46,7 +46,7 @@ def implementations(
                     plugin=plugin,
                     hook=hook,
                     function=impl.function,
-                    argnames=_argnames(impl, hook),
+                    argnames=_argnames(impl),
                     phase=0 if impl.tryfirst else 2 if impl.trylast else 1,
                     wrapper=impl.wrapper,
                     logs=logs,
@@ -225,16 +225,18 @@ def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
             f"this method{is_plugin} the plugin itself: `self` is missing",
             f"write `def {impl.function.__name__}(self, {first})`".replace(", )", ")"),
         )
-    filled = _argnames(impl, hook)
-    for parameter in parameters:
+    for parameter in parameters[1:] if inspect.ismethod(impl.function) else parameters:
         name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield f"{hook.name} passes nothing to {parameter}: arguments are matched by name", takes
         elif parameter.kind == parameter.KEYWORD_ONLY:
             yield f"{hook.name} passes no keyword-only argument {name!r}", takes
-        elif name in filled and name not in hook.argnames:
+        elif name not in hook.argnames:
             hint = closest(name, hook.argnames)
-            yield f"{hook.name} has no argument {name!r}{hint}", takes
+            fix = takes
+            if parameter.default is not parameter.empty:
+                fix = f"{takes}; a value of the plugin's own belongs on it, `self.{name}`"
+            yield f"{hook.name} has no argument {name!r}{hint}", fix
 
 
 def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
@@ -286,11 +288,6 @@ def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable)
     return plugin.problem(what, fix, method_of(plugin, method))
 
 
-def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:
-    """Returns the parameters to pass: those without a default, and others that the hook passes."""
-    names = (*impl.argnames, *impl.kwargnames)
-    num = len(impl.argnames)
-    for idx, name in enumerate(names):
-        if name in hook.argnames:
-            num = max(num, idx + 1)
-    return names[:num]
+def _argnames(impl: pluggy.HookImpl) -> tuple[str, ...]:
+    """Returns the parameters to pass, those with a default included."""
+    return (*impl.argnames, *impl.kwargnames)
