@@ -10,6 +10,7 @@ import posixpath
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
@@ -41,6 +42,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "decisions": ["decisions/README.md", *(f"decisions/{name}" for name in decisions)],
     }
     config.nav = _filled(config.nav, lists)
+    if (repository := str(config.extra["repository"])).startswith("https://"):
+        config.repo_url = repository.removesuffix(".git")
+        config.repo_name = urlsplit(config.repo_url).path.strip("/")
     return config
 
 

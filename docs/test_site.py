@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import functools
 import http.server
+import re
 import shutil
+import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mkdocs.config.defaults import MkDocsConfig
 from selenium import webdriver
 from selenium.webdriver.support.wait import WebDriverWait
 
+sys.path.insert(0, str(Path(__file__).parent))
+from site_pages import on_config
+
 SITE = Path(__file__).parents[1] / "site"
-PHONE = 390
+PHONE, LAPTOP = 390, 1366
 # What is searched for, and the page that comes first.
 QUERIES = {
     "checkpoint": "how-to/checkpoints/",
@@ -105,6 +111,10 @@ QUERIES = {
     "jupyter notebook": "plugins/eventloop-progress/",
     "export safetensors": "reference/command-line/",
     "compare two runs": "how-to/checkpoints/",
+    "multiple gpus": "how-to/train-on-several-devices/",
+    "max_epochs": "reference/settings/",
+    "load weights into model": "how-to/checkpoints/",
+    "export onnx": "plugins/eventloop-export/",
 }
 # Searched for on the way to a longer word.
 LETTERS = ("c", "e", "m", "check", "ev")
@@ -185,3 +195,60 @@ def test_no_page_scrolls_sideways_on_a_phone(browser, address):
 
     assert len(widths) > 80
     assert {page: width for page, width in widths.items() if width > PHONE} == {}
+
+
+def shown(browser: webdriver.Chrome, address: str, page: str, width: int) -> None:
+    """Opens a page in a window of a width."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width == PHONE},
+    )
+    browser.get(f"{address}{page}")
+
+
+def test_a_phone_shows_the_description_of_each_setting(browser, address):
+    """A column beside two others would lie outside of the screen."""
+    shown(browser, address, "reference/settings/", PHONE)
+
+    edges = browser.execute_script(
+        "return [...document.querySelectorAll('.md-typeset td:last-child')]"
+        ".filter(one => one.textContent).map(one => one.getBoundingClientRect())"
+        ".map(one => [one.left, one.right])"
+    )
+
+    assert len(edges) > 20
+    assert [edge for edge in edges if edge[0] < 0 or edge[1] > PHONE] == []
+
+
+def test_code_fits_on_a_laptop(browser, address):
+    """Its lines have 100 characters at most, and scrolling hides what a reader compares."""
+    wide = {}
+    for page in ("", "quick-start/", "tutorial/", "how-to/write-a-plugin/", "explanation/design/"):
+        shown(browser, address, page, LAPTOP)
+        wide[page] = browser.execute_script(
+            "return [...document.querySelectorAll('.md-typeset pre > code.md-code__content, "
+            ".md-typeset pre > code')].filter(one => one.scrollWidth > one.clientWidth + 1"
+            " && Math.max(...one.textContent.split('\\n').map(line => line.length)) <= 100)"
+            ".map(one => one.textContent.slice(0, 80))"
+        )
+
+    assert wide == {page: [] for page in wide}
+
+
+def test_the_header_links_to_the_repository_once_the_release_has_filled_it_in():
+    """The place of a clone isn't known before."""
+    config = MkDocsConfig(config_file_path=str(SITE.parent / "mkdocs.yml"))
+    config.nav, config.extra = [], {"repository": "https://example.org/people/eventloop.git"}
+
+    on_config(config)
+
+    assert config.repo_url == "https://example.org/people/eventloop"
+    assert config.repo_name == "people/eventloop"
+
+
+def test_no_heading_of_promises_is_the_name_of_a_class():
+    """Such a heading has lost its section."""
+    text = (SITE.parent / "docs" / "explanation" / "promises.md").read_text(encoding="utf-8")
+
+    assert "### Finite weights" in text
+    assert re.findall(r"^#+ [A-Z][a-z]+[A-Z]\w*$", text, re.MULTILINE) == []
