@@ -191,3 +191,56 @@ def test_averages_of_a_callback_are_in_the_file(tmp_path):
     resumed = fitted(Trainer, case, seed=5, ckpt_path=path, **again)
 
     assert told(*resumed) == expected
+
+
+class Vocabulary:
+    """An object that no checkpoint of a run can hold."""
+
+
+class AddsAnObject(Counts):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["vocabulary"] = Vocabulary()
+
+
+def test_an_object_that_on_save_checkpoint_adds_is_named_with_the_way_to_leave_it_out(tmp_path):
+    """Whose code it is may be somebody else's."""
+    run = {"run_dir": tmp_path / "run", "checkpoint_interval": "1ep"}
+
+    with pytest.raises(CheckpointError) as caught:
+        fitted(Trainer, Case(AddsAnObject), settings=run)
+
+    assert "'checkpoint.vocabulary' can't be saved" in str(caught.value)
+    assert "on_save_checkpoint of AddsAnObject" in str(caught.value)
+    assert "`Trainer(leave_out=['vocabulary'])`" in caught.value.fix
+
+
+def test_a_key_that_is_left_out_is_in_lightnings_files_alone(tmp_path):
+    """The run has checkpoints, and is resumed from them; files are as under Lightning."""
+    run = {"run_dir": tmp_path / "run", "checkpoint_interval": "1ba"}
+    given = {"settings": run, "leave_out": ["vocabulary"]}
+    with pytest.raises(EOFError):
+        fitted(Trainer, Case(AddsAnObject), callbacks=[Fails()], **given)
+
+    resumed = fitted(Trainer, Case(AddsAnObject), seed=5, **given)
+    resumed[1].save_checkpoint(tmp_path / "mine.ckpt")
+
+    assert told(*resumed) == told(*fitted(Trainer, Case(AddsAnObject)))
+    assert type(torch.load(tmp_path / "mine.ckpt", weights_only=False)["vocabulary"]) is Vocabulary
+
+
+class Shows:
+    """Stands for the installed plugin that shows progress."""
+
+    name = "progress"
+    shows_progress = True
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_no_progress_bar_is_shown_where_none_is_wanted(is_shown):
+    """The installed plugin took part all the same; what is passed by hand stays."""
+    trainer = Trainer(enable_progress_bar=is_shown, logger=False, enable_checkpointing=False)
+    passed = Trainer(enable_progress_bar=is_shown, logger=False, watchers=[Shows()])
+
+    assert [one.name for one in trainer._watchers] == ([] if is_shown else ["progress"])
+    assert [type(one) for one in passed._watchers] == [Shows]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -12,6 +13,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop import CheckpointError
 from eventloop.toolbox import flatten
 from eventloop_lightning.logger_files import OwnFiles
 from eventloop_lightning.self_log_results import counts_of, put_counts
@@ -35,6 +37,8 @@ class Keeping:
 
     Args:
         trainer: Lightning's.
+        leave_out: keys of a checkpoint that only Lightning's files have, such as objects that
+            `on_save_checkpoint` adds.
 
     Attributes:
         is_loading: whether weights and optimizers wait for what the callbacks say.
@@ -42,8 +46,9 @@ class Keeping:
         files: what Lightning's loggers and callbacks have written.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, leave_out: Collection[str] = ()) -> None:
         self._trainer = trainer
+        self._leave_out = frozenset(leave_out)
         self._loaded: dict[str, Any] = {}
         self._weights: Mapping[str, Tensor] = {}
         self._optimizers: list[Mapping[str, Any]] = []
@@ -64,7 +69,10 @@ class Keeping:
         """
         trainer, module = self._trainer, self._trainer.lightning_module
         dumped = self._dumped()
-        saved = {key: one for key, one in dumped.items() if key not in ELSEWHERE}
+        left_out = {*ELSEWHERE, *self._leave_out}
+        saved = {key: one for key, one in dumped.items() if key not in left_out}
+        if self.in_file is None:  # a file of Lightning's is pickled
+            self._require_plain(saved)
         if "state_dict" in dumped and not _is_of(module, dumped["state_dict"]):
             saved["state_dict"] = dumped["state_dict"]  # a hook has put other weights there
         connector = trainer._logger_connector
@@ -81,6 +89,26 @@ class Keeping:
         saved["first"] = list(trainer.fit_loop.first)
         saved["files"] = self.files.state_dict()
         return saved
+
+    def _require_plain(self, saved: Mapping[str, Any]) -> None:
+        """Refuses entries that the run's checkpoints can't hold, with how to leave them out.
+
+        Raises:
+            CheckpointError: a hook has put an object there.
+        """
+        for key, value in saved.items():
+            try:
+                flatten({key: value}, "checkpoint")
+            except CheckpointError as error:
+                keys = sorted({*self._leave_out, key})
+                raise CheckpointError(
+                    error.what,
+                    by=f"on_save_checkpoint of {type(self._trainer.lightning_module).__name__}, "
+                    "or of a callback",
+                    fix=f"leave it out of the run's checkpoints, `Trainer(leave_out={keys!r})` or "
+                    f"`--task.leave-out '{json.dumps(keys)}'`: Lightning's files have it all the same, "
+                    "and on_load_checkpoint doesn't find it in a run that is resumed",
+                ) from error
 
     def require_savable(self) -> None:
         """Refuses states of callbacks and data module that the run's checkpoints couldn't hold.

@@ -26,6 +26,7 @@ def task(
     accumulate_grad_batches: int = 1,
     log_every_n_steps: int = 50,
     num_sanity_val_steps: int = 2,
+    leave_out: list[str] | None = None,
 ) -> LightningTask:
     """Returns the task that trains a LightningModule.
 
@@ -38,6 +39,8 @@ def task(
         accumulate_grad_batches: how many batches make a step.
         log_every_n_steps: how often numbers of a step are logged.
         num_sanity_val_steps: how many batches are validated before training.
+        leave_out: keys that on_save_checkpoint adds and that the run's checkpoints leave out, such
+            as objects.
     """
     found = _found(module)
     trainer = Trainer(
@@ -66,7 +69,7 @@ def task(
         trainer.training = True
         trainer._data_connector.attach_data(made, datamodule=datamodule)
 
-    return LightningTask(trainer, lambda: _made(found), attach)
+    return LightningTask(trainer, lambda: _made(found), attach, leave_out=leave_out or ())
 
 
 def _take_settings(trainer: Any, state: State) -> None:

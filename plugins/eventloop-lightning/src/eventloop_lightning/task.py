@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,6 +40,7 @@ class LightningTask:
         attach: hands the trainer the module and its data; None where that is done.
         generators: where the random generators shall stand when training begins; None to leave
             them where eventloop has put them.
+        leave_out: see `Keeping`.
     """
 
     # Algorithms that are installed would change what Lightning trains.
@@ -52,6 +53,7 @@ class LightningTask:
         module: LightningModule | Callable[[], LightningModule],
         attach: Callable[[LightningModule, State], None] | None = None,
         generators: Mapping[str, Any] | None = None,
+        leave_out: Collection[str] = (),
     ) -> None:
         self._trainer = trainer
         self._given = module
@@ -61,7 +63,7 @@ class LightningTask:
         self._epoch_loop = trainer.fit_loop.epoch_loop
         self._progress = self._epoch_loop.batch_progress
         self._numbers = BatchNumbers(trainer)
-        self._keeping = Keeping(trainer)
+        self._keeping = Keeping(trainer, leave_out)
         self._files = ResumableFiles(trainer, self._keeping)
         self._module: LightningModule
         self._calls: HookCalls

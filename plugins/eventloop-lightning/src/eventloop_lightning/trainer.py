@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 import eventloop
-from eventloop import Allowed, ResumeError, SettingError
+from eventloop import Allowed, ResumeError, SettingError, hookimpl
 from eventloop.toolbox import Checkpoint
 from eventloop_lightning.accelerator import accelerator_for, take_device
 from eventloop_lightning.fit_loop import FitLoop
@@ -35,6 +35,17 @@ _SAME = (
 )
 
 
+class NoProgress:
+    """Takes the place of the installed plugin that shows progress, and shows nothing."""
+
+    name = "progress"
+    shows_progress = True
+
+    @hookimpl
+    def fit_start(self) -> None:
+        """Shows nothing; a plugin without a hook would be an error."""
+
+
 class Trainer(LightningTrainer):
     """Lightning's Trainer, with eventloop's loop in `fit`.
 
@@ -42,6 +53,8 @@ class Trainer(LightningTrainer):
         settings: of eventloop, by name: {"run_dir": "runs/a", "checkpoint_interval": "1ep"}.
         algorithms: plugins of eventloop that may change the training; installed ones stay off.
         watchers: plugins of eventloop that only watch.
+        leave_out: keys that `on_save_checkpoint` adds and that the checkpoints of a run_dir leave out,
+            such as objects; Lightning's own files have them.
         arguments: Lightning's, under its names.
 
     Attributes:
@@ -61,10 +74,15 @@ class Trainer(LightningTrainer):
         settings: Mapping[str, Any] | None = None,
         algorithms: Sequence[object] = (),
         watchers: Sequence[object] = (),
+        leave_out: Sequence[str] = (),
         **arguments: Any,
     ) -> None:
         self.eventloop_settings = dict(settings or {})
-        self._algorithms, self._watchers = algorithms, watchers
+        self._leave_out = tuple(leave_out)
+        self._algorithms, self._watchers = algorithms, list(watchers)
+        is_silent = arguments.get("enable_progress_bar") is False
+        if is_silent and not any(getattr(one, "shows_progress", False) for one in watchers):
+            self._watchers.append(NoProgress())
         device = checked_device(arguments)
         given = {key: one for key, one in arguments.items() if key not in _OURS}
         self._shares_batch_norms = bool(arguments.get("sync_batchnorm"))
@@ -108,7 +126,7 @@ class Trainer(LightningTrainer):
         refuse_others_words(self.eventloop_settings)
         self.strategy.seed()
         generators = rng_states()
-        task = LightningTask(self, model, generators=generators)
+        task = LightningTask(self, model, generators=generators, leave_out=self._leave_out)
         loop = self.fit_loop
         resumed = None if ckpt_path is None else checkpoint_in(self, ckpt_path, weights_only)
         loop.first = loop.epoch_progress.current.processed, self.global_step
