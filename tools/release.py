@@ -23,7 +23,15 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "*.cff", "mkdocs.yml", "pyproject.toml", "docs/**/*.md", "plugins/*.md", "plugins/*/*.md")
+PAGES = (
+    "*.md",
+    "*.cff",
+    "mkdocs.yml",
+    "pyproject.toml",
+    "docs/**/*.md",
+    "plugins/*.md",
+    "plugins/*/*.md",
+)
 TASK = "from eventloop_testing import tiny_task as task\n"
 
 

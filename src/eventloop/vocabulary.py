@@ -28,7 +28,7 @@ TASK: Mapping[str, str] = _WORDS["task"]
 HOOK_WORDS: Mapping[str, str] = _WORDS["hooks"]
 STATE: Mapping[str, str] = _WORDS["state"]
 METHODS: Mapping[str, str] = _WORDS["methods"]
-COMMANDS: Mapping[str, str] = _WORDS["commands"]
+COMMAND_WORDS: Mapping[str, str] = _WORDS["commands"]
 
 
 def known_as(name: str, words: Mapping[str, str], names: Iterable[str]) -> str:

@@ -169,7 +169,7 @@ def test_an_unknown_command_is_compared_with_those_of_packages(run, add):
     assert "there is no command 'hi-tets'; the closest is 'hi-test'" in ran.err
 
 
-@pytest.mark.parametrize(("word", "here"), vocabulary.COMMANDS.items())
+@pytest.mark.parametrize(("word", "here"), vocabulary.COMMAND_WORDS.items())
 def test_a_command_of_another_trainer_is_named(word, here, run, clean):
     """Whoever comes from another trainer types `train` first."""
     for typed in (word, word.capitalize()):

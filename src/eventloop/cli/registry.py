@@ -163,7 +163,7 @@ def _find(name: str) -> Found:
         )
     names = [*COMMANDS, *(one.name for one in found if one not in problems), *PACKAGES]
     names = [one for one in names if not one.startswith(SUBCOMMAND_PREFIX)]
-    here = {word: f"`eventloop {command}`" for word, command in vocabulary.COMMANDS.items()}
+    here = {word: f"`eventloop {command}`" for word, command in vocabulary.COMMAND_WORDS.items()}
     raise UsageError(
         f"there is no command {name!r}{vocabulary.known_as(name.lower(), here, names)}",
         fix=f"one of {', '.join(dict.fromkeys(names))}, as in `eventloop fit examples/digits.py`",

@@ -11,7 +11,7 @@ from eventloop.files import disk
 
 
 def apply_umask(path: str | Path) -> None:
-    """Gives a file, or all files of a folder, the permissions that a new file has there.
+    """Sets the permissions of a file, or of all files in a folder, to those of a new file there.
 
     Files that the user can't change, links and what isn't a regular file stay as they are.
     """

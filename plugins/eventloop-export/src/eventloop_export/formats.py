@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def _axis_names(program: ExportedProgram) -> tuple[dict[int, str] | None, ...] |
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in inputs:
             continue
-        shape = getattr(node.meta.get("val"), "shape", ())
+        shape: Sequence[Any] = getattr(node.meta.get("val"), "shape", ())
         is_fixed = not len(shape) or isinstance(shape[0], int)
         if (
             is_fixed or str(shape[0]) in symbols
