@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.checkpoint_export import warn_of_misfits, with_names_of, with_tied
+from eventloop.checkpoint.structure import fit_buffers
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
@@ -29,6 +30,7 @@ from eventloop.errors import (
     a,
     counted,
     failures_of,
+    first_of,
     note_later,
 )
 from eventloop.fixes import allowing, as_set
@@ -314,6 +316,7 @@ class Trainer:
                     self.state, Path(path), averaging
                 )
                 found = with_names_of(self.state.model, found)
+                self._fit_buffers(found, path)
                 weights = found if left_out else with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
@@ -325,6 +328,16 @@ class Trainer:
                     fix="give a file that trainer.export(FILE) or `eventloop fit --export FILE` wrote for "
                     "this model",
                 ) from error
+
+    def _fit_buffers(self, weights: Mapping[str, Any], path: object) -> None:
+        """Resizes buffers that grow in training to the shapes that weights have, and warns of it."""
+        resized = fit_buffers(self.state.model, weights)
+        if resized and self.state.rank == 0:
+            warnings.warn(
+                f"{path} has other shapes of {counted(len(resized), 'buffer')} than the model, which "
+                f"takes them: {first_of(resized)}",
+                stacklevel=3,
+            )
 
     def close(self) -> None:
         """Closes every plugin; has no effect when called again."""

@@ -27,6 +27,7 @@ from eventloop.checkpoint.states import (
     shards_like,
     unread,
 )
+from eventloop.checkpoint.structure import Structure, restore_structure
 from eventloop.devices import DeviceKind, kind_of
 from eventloop.errors import CheckpointError
 from eventloop.naming import full_name, json_value
@@ -80,6 +81,7 @@ class Capture:
         self._own = own
         self.plugins = plugins
         self.generators = Generators()
+        self.structure = Structure()
         self._left_out: dict[str, str] = {}
 
     def take(self, state: State) -> Captured:
@@ -109,6 +111,7 @@ class Capture:
                 },
                 "results": {"eval": state.eval_metrics, "train": state.train_metrics},
                 "microbatch_size": state.microbatch_size,
+                "structure": self.structure.changes(state),
             },
             "plugins": self.plugins.take(per_rank=False),
         }
@@ -136,8 +139,10 @@ class Capture:
             left_out: the digest of the weights that the parts don't have; None if they have all.
         """
         hooks, training = self._hooks, parts["training"]
+        weights = with_names_of(state.model, parts["model"])
+        restore_structure(state, training.get("structure", {}), weights)
         try:
-            restore_model(state, hooks, parts["model"], left_out)
+            restore_model(state, hooks, weights, left_out)
             states = _optimizer_states(state, hooks, parts["optimizers"])
             hooks.restore_optimizers(state, states)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:

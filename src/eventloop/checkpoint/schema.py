@@ -166,7 +166,17 @@ SCALER = keys(
     _growth_tracker=COUNT,
 )
 PRECISION = keys(scaler=SCALER, num_skipped=COUNT)
+_NAMES = each(STR)
+STRUCTURE = keys(
+    {
+        "buffers": _NAMES,
+        "gone": _NAMES,
+        "trained": by_name(BOOL),
+        "groups": by_name(each(each(STR))),
+    }
+)
 TRAINING = keys(
+    {"structure": STRUCTURE},
     clock=CLOCK,
     precision=optional(PRECISION, {}),  # of fp16
     bookkeeping=keys(history=each(by_name(FLOAT))),

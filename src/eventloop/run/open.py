@@ -141,6 +141,7 @@ def _build(run: Run) -> None:
     trained = {**run.task.described, "parameters": parameters_of(state.model)}
     known = {"optimizers": described(state.optimizers), "absent": [], "trained": trained}
     state.manifest = {**state.manifest, **known}
+    run.capture.structure.remember(state)
     seed_rank(state.settings.seed, state.data_rank)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -56,15 +57,19 @@ class Averages:
         self._params = {name: params[name] for name in names if name in params}
         self._buffers = {name: _place(model, name) for name in names if name not in params}
         self._is_sharded = any(sharded(one) is not None for one in self._params.values())
-        self._averages = [_wide(local(one)) for one in self._current()]
+        current = self._current()
+        self._averages = [_wide(local(one)) for one in current]
+        self._seen_buffers = current[len(self._params) :]
 
     def update(self, share: float | Tensor) -> None:
         """Moves the averages towards the weights: see `move`."""
+        self._follow_shapes()
         move(self._averages, self._values(), share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Puts the averages in the weights' place, and the weights back, bit by bit."""
+        self._follow_shapes()
         saved = [one.detach().clone() for one in self._values()]
         _copy(self._averages, self._values())
         try:
@@ -78,12 +83,36 @@ class Averages:
         return {name: slice_of(like, average) for name, average, like in triples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, for the same names."""
+        """Restores what `state_dict` returned, for the same parameters.
+
+        A buffer that came into being in training wasn't averaged, and isn't from now on.
+        """
+        names = [name for name in self._names() if name in state or name in self._params]
+        averages = dict(zip(self._names(), self._averages, strict=True))
+        self._averages = [averages[name] for name in names]
+        self._buffers = {name: self._buffers[name] for name in names if name in self._buffers}
+        self._seen_buffers = self._current()[len(self._params) :]
+        self._follow_shapes(force=True)
         shards = [
             shard_of(state[name], like)
             for name, like in zip(self._names(), self._current(), strict=True)
         ]
         _copy(shards, self._averages)
+
+    def _follow_shapes(self, *, force: bool = False) -> None:
+        """Begins the average of a buffer anew where the model has replaced it by one of another shape.
+
+        Args:
+            force: also where no buffer was replaced since the last look.
+        """
+        start = len(self._params)
+        buffers = self._current()[start:]
+        if not force and not any(map(operator.is_not, buffers, self._seen_buffers)):
+            return
+        self._seen_buffers = buffers
+        for idx, buffer in enumerate(buffers, start):
+            if self._averages[idx].shape != buffer.shape:
+                self._averages[idx] = _wide(buffer.detach())
 
     def _names(self) -> list[str]:
         return [*self._params, *self._buffers]

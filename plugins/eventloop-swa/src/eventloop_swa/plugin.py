@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from eventloop import SettingError, State, TaskError, Time, hookimpl
 from eventloop.toolbox import Microbatches, as_option, counted
 from eventloop_swa.statistics import batch_norms, estimating
-from eventloop_swa.swap import in_place
+from eventloop_swa.swap import adopt_buffers, in_place
 
 
 class Swa:
@@ -75,6 +75,11 @@ class Swa:
             return "the model's weights are sharded, and it needs a copy of the whole model"
         if self.start.unit == "dur" and state.duration is None:
             return f"it starts at {self.start}, but max_duration is not set"
+        try:
+            _averaged_copy(state.model)
+        except Exception as error:  # noqa: BLE001  whatever a module of the model raises
+            reason, *_ = str(error).splitlines() or [type(error).__name__]
+            return f"the model can't be copied: {reason}"
         if batch_norms(state.model):
             try:
                 with state.training_pass():
@@ -170,6 +175,7 @@ class Swa:
 
     def _go_on_from(self, loaded: dict[str, Any], averaged: AveragedModel) -> None:
         if loaded and loaded["num_averaged"]:
+            _take_shapes(averaged, loaded["averaged"])
             averaged.load_state_dict(loaded["averaged"])
             self.num_averaged = loaded["num_averaged"]
             self._has_statistics = loaded["has_statistics"]
@@ -177,6 +183,7 @@ class Swa:
     def _average(self, state: State) -> None:
         if state.clock.reached(self._start) and state.clock.crossed(self._interval):
             assert self._averaged is not None
+            adopt_buffers(self._averaged.module, state.model)
             self._averaged.update_parameters(state.model)
             self.num_averaged += 1
             self._has_statistics = False
@@ -218,6 +225,14 @@ def _averaged_copy(model: nn.Module) -> AveragedModel:
     for one in filter(_is_narrow, averaged.module.parameters()):
         one.data = one.data.float()
     return averaged
+
+
+def _take_shapes(averaged: AveragedModel, saved: Mapping[str, Any]) -> None:
+    """Resizes buffers of the mean to the shapes that they had when it was saved."""
+    for name, buffer in list(averaged.named_buffers()):
+        if name in saved and saved[name].shape != buffer.shape:
+            path, _, last = name.rpartition(".")
+            setattr(averaged.get_submodule(path), last, torch.empty_like(saved[name]))
 
 
 def _is_narrow(tensor: Tensor) -> bool:
