@@ -38,7 +38,8 @@ def test_a_run_is_built_in_the_order_of_declaration(asked):
 
 def test_a_batch_is_trained_on_in_the_order_of_declaration(asked):
     """Who reads the list of actions reads the loop, and how often each is asked for."""
-    step = asked[asked.index("count_batch") : asked.index("scheduler_step") + 1]
+    # Before the first step, the loss of a microbatch is compared with that of its halves.
+    step = ["count_batch", *asked[asked.index("train_batch") : asked.index("scheduler_step") + 1]]
 
     assert list(dict.fromkeys(step)) == between("count_batch", "scheduler_step")
     for name in between("train_batch", "scheduler_step"):

@@ -103,7 +103,7 @@ def test_a_fraction_of_an_epoch_needs_a_loader_with_a_length(name, value, make_t
         ({"max_duration": "5 epoch"}, "max_duration: '5 epoch' is not a time; write '5ep'"),
         ({"max_dration": "5ep"}, "'max_dration'; the closest is 'max_duration'"),
         ({"precision": "bf61"}, "precision: 'bf61' isn't one of .*; the closest is 'bf16'"),
-        ({"device": "gpu"}, "device='gpu' can't be used"),
+        ({"device": "gpu"}, "no device 'gpu'; here it is cuda"),
         ({"clip_norm": -1.0}, "clip_norm: -1.0 isn't a positive number"),
         ({"microbatch_size": 0}, "microbatch_size: 0 is less than one sample"),
         ({"seed": "abc"}, "seed: 'abc' isn't of type int"),

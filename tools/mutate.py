@@ -100,14 +100,17 @@ MUTANTS = {
     ),
     "the clock advances after batch_end": Mutant(
         "loop.py",
-        "        state.clock.end_batch(samples, tokens, seconds)\n        hooks.batch_end(state)\n",
-        "        hooks.batch_end(state)\n        state.clock.end_batch(samples, tokens, seconds)\n",
+        '        state.clock.end_batch(samples, tokens, seconds)\n        self._stage = "counted"\n\n',
+        '        self._stage = "counted"\n        self.hooks.batch_end(state)\n'
+        "        state.clock.end_batch(samples, tokens, seconds)\n\n",
         "test_loop.py",
     ),
     "a checkpoint is saved before batch_checkpoint": Mutant(
         "loop.py",
-        "        hooks.batch_checkpoint(state)\n"
+        "            hooks.batch_checkpoint(state)\n"
+        '            self._stage = "evaluated"\n'
         "        if hooks.should_checkpoint(state):\n            self._save(state)\n",
+        '            self._stage = "evaluated"\n'
         "        if hooks.should_checkpoint(state):\n            self._save(state)\n"
         "        hooks.batch_checkpoint(state)\n",
         "test_loop.py",
@@ -195,9 +198,9 @@ MUTANTS = {
         "plugin/order.py", "        impls.reverse()\n", "", "plugin/test_order.py"
     ),
     "a batch that is repeated to pad counts": Mutant(
-        "data/feed.py",
-        "return _NOTHING if self._is_padding else count",
-        "return count",
+        "loop.py",
+        "NO_SAMPLES if feed.is_padding else count",
+        "count",
         "data/test_feed_uneven.py",
     ),
     "a resumed run draws other random numbers": Mutant(

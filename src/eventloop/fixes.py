@@ -89,13 +89,13 @@ def install(name: str, versions: str = "") -> str:
 
 def use_without_plugin(name: str) -> str:
     """Returns what an installed package without a plugin is for; "" if there is no such package."""
-    from importlib import metadata  # not for every message
+    import importlib_metadata  # not for every message
 
     package = f"eventloop-{fold(name).replace('_', '-')}"
-    try:
-        points = metadata.distribution(package).entry_points
-    except (metadata.PackageNotFoundError, ValueError):  # ValueError: an empty name
+    distribution = next(iter(importlib_metadata.distributions(name=package)), None)
+    if distribution is None:
         return ""
+    points = distribution.entry_points
     names: dict[str, list[str]] = {}
     for point in points:
         names.setdefault(point.group, []).append(point.name)

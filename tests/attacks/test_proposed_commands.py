@@ -34,6 +34,7 @@ HOSTILE = (
 # What stands between backticks without the helpers: names of ours, Python's code, and what is there
 # only in a form that holds nothing else.
 OURS = {
+    "STATE",  # in view: the words of other trainers
     "SUFFIX",
     "TIMEOUT_VARIABLE",
     "command",
@@ -56,6 +57,7 @@ OURS = {
     "self",  # in plugin/records: `--limit 5` and such, set by us
     "set_flag",
     "shlex",
+    "similar_name",  # in view: an attribute of the State
     "str",
     "variable",
 }

@@ -137,7 +137,7 @@ def test_the_best_checkpoint_of_a_run_is_exported_where_that_is_asked_for(run, t
     assert ran.out.endswith("of there/checkpoints/ba00000003\n")
     assert fit.out.splitlines()[-1] == (
         "exported: last.safetensors, the weights of the last step; "
-        "`eventloop export there best.safetensors --best` writes the best"
+        "`eventloop export there best.safetensors --best` writes the best, and so does --export-best"
     )
 
 

@@ -26,7 +26,7 @@ def test_an_installed_plugin_takes_part_and_stands_in_the_header(run, tiny, inst
 
     assert "algorithms: alpha-test 0.3 (alpha=0.2)" in on
     assert "alpha is 0.2" in on
-    assert "alpha-test (-p no:alpha-test)" in off
+    assert "alpha-test (-p no:alpha_test)" in off
     assert "alpha is" not in off
 
 

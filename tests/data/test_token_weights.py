@@ -223,6 +223,7 @@ class Weighs:
     ],
     ids=["a label a sample", "a loss of the task's"],
 )
+@pytest.mark.filterwarnings("ignore:microbatches of 4 train something else")
 def test_what_is_no_mean_over_tokens_weighs_its_samples(task, batch):
     """The labels show it, or the loss isn't the model's own."""
     weighs = Weighs()

@@ -112,6 +112,7 @@ def test_a_plugin_may_weigh(gradients, microbatch_size):
     assert_near(gradients(microbatch_size, loss_weight=None, kept=plugin), gradients())
 
 
+@pytest.mark.filterwarnings("ignore:microbatches of 7 train something else")
 def test_weighing_samples_instead_gives_another_gradient(gradients):
     """Control: the sequences are of different lengths."""
     with pytest.raises(AssertionError):

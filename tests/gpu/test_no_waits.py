@@ -168,7 +168,11 @@ def test_nothing_waits_between_steps_either(pin_memory, accelerator, guarded, mo
 @pytest.mark.parametrize("hook", ["after_dataloader", "after_loss", "batch_end"])
 def test_a_plugin_that_waits_is_found(hook, device, guarded, make_plugin, mode_of):
     """Control: on the GPU it raises, on the CPU it is counted."""
-    reader = make_plugin("z", **{hook: lambda state: state.model[0].weight.sum().item()})
+
+    def read(state):
+        state.model[0].weight.sum().item()
+
+    reader = make_plugin("z", **{hook: read})
     guard = Guard(device)
 
     if device.type == "cuda":

@@ -103,10 +103,19 @@ def test_numbers_are_told_before_the_fit_ends(make_trainer, make_recorder):
     assert recorder.seen == (on_host if trainer.state.device.type == "cpu" else later)
 
 
+def logger_into(rows):
+    """Makes a `log` that adds to a list."""
+
+    def log(numbers, at):
+        rows.append((at, numbers))
+
+    return log
+
+
 def test_all_loggers_hear_the_same(make_trainer, make_plugin):
     """In the same order."""
     rows = {"a": [], "b": []}
-    loggers = [make_plugin(name, log=lambda numbers, at, name=name: rows[name].append((at, numbers)))
+    loggers = [make_plugin(name, log=logger_into(rows[name]))
                for name in rows]  # fmt: skip
 
     make_trainer(callbacks=loggers).fit()

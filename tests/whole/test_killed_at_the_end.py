@@ -92,7 +92,7 @@ def test_a_fit_that_ended_before_the_kill_is_not_ended_again(tmp_path):
     fit(tmp_path, "10ba", fails_at=10)
 
     with trainer(tmp_path, draws, "10ba") as one:
-        with pytest.warns(UserWarning, match="nothing to train: 3ba is done .epoch 1, batch 10"):
+        with pytest.warns(UserWarning, match="nothing to train: 3ba is done .epoch 2, batch 10"):
             one.fit("3ba")
         one.fit()
 

@@ -105,9 +105,9 @@ class Keeping:
                     error.what,
                     by=f"on_save_checkpoint of {type(self._trainer.lightning_module).__name__}, "
                     "or of a callback",
-                    fix=f"leave it out of the run's checkpoints, `Trainer(leave_out={keys!r})` or "
-                    f"`--task.leave-out '{json.dumps(keys)}'`: Lightning's files have it all the same, "
-                    "and on_load_checkpoint doesn't find it in a run that is resumed",
+                    fix=f"leave it out of the run's checkpoints, `Trainer(leave_out={keys!r})` or, for the "
+                    f"command, {json.dumps(keys)} as the task's option leave-out: Lightning's files have "
+                    "it all the same, and on_load_checkpoint doesn't find it in a run that is resumed",
                 ) from error
 
     def require_savable(self) -> None:

@@ -81,7 +81,8 @@ class Trainer(LightningTrainer):
         self._leave_out = tuple(leave_out)
         self._algorithms, self._watchers = algorithms, list(watchers)
         is_silent = arguments.get("enable_progress_bar") is False
-        if is_silent and not any(getattr(one, "shows_progress", False) for one in watchers):
+        names = [getattr(watcher, "name", None) for watcher in watchers]
+        if is_silent and NoProgress.name not in names:
             self._watchers.append(NoProgress())
         device = checked_device(arguments)
         given = {key: one for key, one in arguments.items() if key not in _OURS}
