@@ -164,7 +164,6 @@ def test_a_script_s_rank_that_raises_ends_the_other_wherever_it_is(end_ranks, cl
 
 def test_an_error_of_all_ranks_may_be_caught(end_ranks, clean):
     """They go on together, and the failure that all have left behind ends nobody."""
-
     failures = [LookupError("nothing found")]
 
     def fail_once():

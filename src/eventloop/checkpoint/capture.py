@@ -63,6 +63,10 @@ class Capture:
         training: objects with training state besides clock and precision, by their key in the
             checkpoint.
         own: objects with state of this rank only, likewise.
+
+    Attributes:
+        structure: what the run was built with.
+        changed_structure: what the loaded checkpoint says that its run had changed of it.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Capture:
         self.plugins = plugins
         self.generators = Generators()
         self.structure = Structure()
+        self.changed_structure: Mapping[str, Any] = {}
         self._left_out: dict[str, str] = {}
 
     def take(self, state: State) -> Captured:
@@ -140,7 +145,8 @@ class Capture:
         """
         hooks, training = self._hooks, parts["training"]
         weights = with_names_of(state.model, parts["model"])
-        restore_structure(state, training.get("structure", {}), weights)
+        self.changed_structure = training.get("structure", {})
+        restore_structure(state, self.changed_structure, weights)
         try:
             restore_model(state, hooks, weights, left_out)
             states = _optimizer_states(state, hooks, parts["optimizers"])

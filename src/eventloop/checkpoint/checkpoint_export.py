@@ -100,10 +100,11 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
 
 def _has_compiled_names(checkpoint: Path, manifest: Manifest) -> bool:
     """Whether names of the tensors have what `torch.compile` adds, so that copying isn't enough."""
-    if ".safetensors" not in manifest.parts.get(PART, {}):
+    file_name = manifest.parts.get(PART, {}).get(".safetensors")
+    if file_name is None:
         return False
-    names = saved_tensors(checkpoint, PART, manifest)
-    return any(uncompiled_name(name) != name for name in names)
+    with disk.OldFile(checkpoint / file_name) as file:  # the header alone, without torch
+        return any(uncompiled_name(name) != name for name in read_header(file))
 
 
 def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:

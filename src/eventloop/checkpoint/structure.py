@@ -8,7 +8,7 @@ how to make them before their values are loaded. What can't be made again is nam
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,7 @@ class Structure:
         self._buffers: Shapes = {}
         self._modules: frozenset[str] = frozenset()
         self._is_trained: Mapping[str, bool] = {}
+        self._restored: frozenset[str] = frozenset()
         self._groups: Mapping[str, list[list[int]]] = {}
         self._has_warned = False
 
@@ -40,8 +41,16 @@ class Structure:
         self._parameters = _shapes(model.named_parameters())
         self._buffers = _shapes(model.named_buffers())
         self._modules = frozenset(name for name, _ in model.named_modules())
-        self._is_trained = _trained(model)
         self._groups = _groups(state)
+
+    def remember_trained(self, state: State, restored: Iterable[str]) -> None:
+        """Remembers what is trained when a run begins: after `after_load`, which may freeze and thaw.
+
+        Args:
+            restored: the parameters whose state a checkpoint had to restore.
+        """
+        self._is_trained = _trained(state.model)
+        self._restored = frozenset(restored)
 
     def changes(self, state: State) -> dict[str, Any]:
         """Returns what has changed, as JSON values; {} for a run that is as it was built.
@@ -60,7 +69,7 @@ class Structure:
             "trained": {
                 name: is_trained
                 for name, is_trained in trained.items()
-                if is_trained != self._is_trained.get(name, is_trained)
+                if is_trained != self._is_trained.get(name, is_trained) or name in self._restored
             },
             "groups": self._new_groups(state),
         }
@@ -119,6 +128,23 @@ class Structure:
                 yield f"parameter groups of the optimizer {name!r} got other parameters"
 
 
+def restore_trained(state: State, changes: Mapping[str, Any]) -> None:
+    """Freezes and thaws parameters as they were when a checkpoint was saved.
+
+    After `after_load`, at which plugins that thaw by the clock look at what the task has frozen.
+
+    Args:
+        changes: what `Structure.changes` returned.
+
+    Raises:
+        CheckpointError: the model that was built has other parameters.
+    """
+    parameters = dict(state.model.named_parameters())
+    with _of_this_model():
+        for name, is_trained in changes.get("trained", {}).items():
+            parameters[name].requires_grad_(is_trained)
+
+
 def restore_structure(state: State, changes: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     """Makes buffers and parameter groups as they were when a checkpoint was saved, without values.
 
@@ -136,8 +162,6 @@ def restore_structure(state: State, changes: Mapping[str, Any], weights: Mapping
         for name in changes.get("gone", ()):
             module, last = _owner_of(state.model, name)
             setattr(module, last, None)
-        for name, is_trained in changes.get("trained", {}).items():
-            parameters[name].requires_grad_(is_trained)
         for name, groups in changes.get("groups", {}).items():
             for group in groups:
                 state.optimizers[name].add_param_group({"params": [parameters[it] for it in group]})

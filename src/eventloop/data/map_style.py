@@ -224,6 +224,8 @@ def with_gathers(dataloader: Any) -> Any:
     if dataset is dataloader.dataset:
         if isinstance(dataset, (SeededDataset, MapDataPipe)) or not may_draw(dataset):
             return dataloader
+        if hasattr(dataloader, "sample_seeds"):
+            return dataloader  # it looks for the generators in its data set by itself
         dataset = NamedSamples(dataset, in_batches=reads_batches(dataset))
     return copy_with(dataloader, dataset=dataset, collate_fn=collate_fn)
 

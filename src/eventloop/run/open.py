@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from eventloop.checkpoint.capture import described
 from eventloop.checkpoint.locations import storage_of
+from eventloop.checkpoint.structure import restore_trained
 from eventloop.data.combined import first_batch
 from eventloop.data.iterable_sources import restored_loader_state
 from eventloop.distributed import join_processes
@@ -110,6 +111,9 @@ def open_run(request: Request) -> Run:
         _build(run)
         start.load(run)
         run.active.plans.after_load(run.state)
+        restore_trained(run.state, run.capture.changed_structure)
+        changed = run.capture.changed_structure.get("trained", {})
+        run.capture.structure.remember_trained(run.state, changed)
         check_evaluation(run)
     return run
 
