@@ -196,8 +196,8 @@ class Note(Wording):
 
     Attributes:
         kind: "origin" says what raised it, "given" what that was given, "samples"
-            which samples a data set was reading, "later" what was raised after it,
-            "plugins" which took part.
+            which samples a data set was reading, "memory" what to do without more memory,
+            "later" what was raised after it, "plugins" which took part.
     """
 
     kind: str

@@ -30,6 +30,7 @@ from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.default_actions import Defaults
 from eventloop.training.logged_numbers import Numbers
+from eventloop.training.out_of_memory import note_in_training
 from eventloop.training.performance_settings import (
     ChannelsLast,
     Deterministic,
@@ -153,6 +154,7 @@ class Run:
                 yield
         except BaseException as error:
             _note_moment(error, state)
+            note_in_training(error, state)
             late = failures_of(lambda: loop.deliver_everything(state, alone=True))
             failures = late + outcomes_of(self.active.plans.exception, state, error)
             if closing:

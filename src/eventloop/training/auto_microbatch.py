@@ -14,16 +14,15 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from eventloop.devices import kind_of
-from eventloop.errors import counted, text_of
+from eventloop.errors import counted
 from eventloop.rng import KeptGenerators
+from eventloop.training.out_of_memory import is_out_of_memory
 from eventloop.training.plugin_updates import Accumulate, Passes
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
-
-_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 class AutoMicrobatch:
@@ -73,8 +72,7 @@ class AutoMicrobatch:
         try:
             return self._accumulate(state, hooks, optimizers, passes), None
         except RuntimeError as error:
-            is_known = isinstance(error, torch.OutOfMemoryError)
-            if not (is_known or any(words in text_of(error) for words in _NO_MEMORY)):
+            if not is_out_of_memory(error):
                 raise
             state.microbatch = state.outputs = state.loss = None
             return None, error.with_traceback(None)

@@ -18,6 +18,7 @@ from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
+from eventloop.training.out_of_memory import note_in_evaluation
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -44,6 +45,9 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
     try:
         with in_eval_mode(state.wrapped_model), torch.no_grad(), kept_generators():
             yield
+    except BaseException as error:
+        note_in_evaluation(error, state)
+        raise
     finally:
         state.batch = state.outputs = state.eval_name = None
         state.is_logging = was_logging
