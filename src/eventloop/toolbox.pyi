@@ -43,7 +43,10 @@ from .data.sample_seeds import reads_batches as reads_batches
 from .rng import kept_generators as kept_generators
 from .training.evaluation import evaluation_mode as evaluation_mode, in_eval_mode as in_eval_mode
 from .training.metrics import predictions as predictions
-from .training.optimizers import wants_closure as wants_closure
+from .training.optimizers import (
+    untrained_note as untrained_note,
+    wants_closure as wants_closure,
+)
 from .training.failed_inputs import refusal as refusal
 
 # The random generators of Python, NumPy and torch: found, seeded, and watched for use.

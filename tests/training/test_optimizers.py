@@ -264,3 +264,54 @@ def test_an_optimizer_that_needs_a_closure_gets_it(make_trainer, make_task, make
 
     expected, actual = (list(one.cpu().parameters()) for one in (model, trainer.state.model))
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def only(*names):
+    """Returns an optimizer of the parameters with these names."""
+    return lambda model: SGD([dict(model.named_parameters())[name] for name in names], lr=0.1)
+
+
+def test_the_notes_name_trainable_parameters_that_no_optimizer_has(make_trainer, make_task):
+    """They keep their first values: a head that was forgotten looks like a model that learns badly."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    model[2].bias.requires_grad_(False)
+    trainer = make_trainer(make_task(model=model, optimizer=only("0.weight")))
+
+    (note,) = (note for note in trainer.notes if "in no optimizer" in note)
+
+    assert "0.bias, 1.weight, 1.bias and 1 more (4 of 5 trainable parameters)" in note
+    assert "2.bias" not in note
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda model: SGD(model.parameters(), lr=0.1),
+        lambda model: {"a": SGD([model.weight], lr=0.1), "b": Adam([model.bias], lr=0.1)},
+        lambda model: SGD([model.requires_grad_(False).weight, model.bias], lr=0.1),
+    ],
+    ids=["one", "two", "frozen"],
+)
+def test_nothing_is_noted_where_each_trainable_parameter_has_an_optimizer(
+    optimizer, make_trainer, make_task
+):
+    """Each of several optimizers counts, and what is frozen needs none."""
+    trainer = make_trainer(make_task(optimizer=optimizer))
+
+    assert not any("in no optimizer" in note for note in trainer.notes)
+
+
+def test_parameters_of_a_loss_are_noted_too(make_trainer, make_task):
+    """A learnable temperature isn't part of the model, so `model.parameters()` leaves it out."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, outputs, targets):
+            return torch.nn.functional.cross_entropy(outputs * self.scale, targets)
+
+    trainer = make_trainer(make_task(loss=Scaled()))
+
+    assert any("loss.scale (1 of 3 trainable parameters)" in note for note in trainer.notes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from eventloop import SettingError
-from eventloop_fsdp import parts_of
+from eventloop_fsdp import Fsdp, parts_of
+from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 
 
 class Block(nn.Module):
@@ -59,3 +61,22 @@ def test_a_class_that_nobody_is_is_an_error():
     """With the closest."""
     with pytest.raises(SettingError, match="of class 'Blok'; the closest is 'Block'"):
         parts_of(nn.Sequential(Block()), ["Blok"])
+
+
+def test_a_sharded_parameter_without_an_optimizer_is_noted(tmp_path):
+    """Sharding puts other parameters in the place of the model's; those are what optimizers have."""
+
+    def notes(folder, optimizer):
+        task = tiny_task(optimizer=optimizer)
+        with isolated_trainer(folder, task, algorithms=[Fsdp()]) as trainer:
+            return [note for note in trainer.notes if "in no optimizer" in note]
+
+    def whole(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def part(model):
+        return torch.optim.SGD([model[0].weight], lr=0.1)
+
+    assert run_ranks(lambda: notes(tmp_path, whole)) == [[], []]
+    for rank_notes in run_ranks(lambda: notes(tmp_path, part)):
+        assert "in no optimizer, so they stay as they are: 0.bias" in rank_notes[0]

@@ -138,3 +138,19 @@ def test_a_depth_of_nothing_is_refused():
     """It would write a line."""
     with pytest.raises(ValueError, match="depth=0"):
         Summary(depth=0)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_parameters_without_an_optimizer_stand_below_the_table(tmp_path, capsys, is_whole):
+    """The table counts them among the parameters, and they are never trained."""
+
+    def optimizer(model):
+        return torch.optim.SGD(model.parameters() if is_whole else [model[0].weight], lr=0.1)
+
+    task = tiny_task(optimizer=optimizer)
+    with isolated_trainer(tmp_path, task, callbacks=[Summary()]) as trainer:
+        trainer.fit()
+
+    assert (
+        "in no optimizer, so they stay as they are: 0.bias" in capsys.readouterr().out
+    ) != is_whole

@@ -30,6 +30,7 @@ from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.default_actions import Defaults
 from eventloop.training.logged_numbers import Numbers
+from eventloop.training.optimizers import untrained_note
 from eventloop.training.out_of_memory import note_in_training
 from eventloop.training.performance_settings import (
     ChannelsLast,
@@ -127,6 +128,7 @@ class Run:
         return (
             *self.start.notes,
             *([by_tokens] if may_weigh_tokens(self.state) else []),
+            *([untrained] if (untrained := untrained_note(self.state)) else []),
             *(note for one, note in noted if one.role == "core"),
             *(one.note for one in self._compiled),
             *(f"{one.name}: {note}" for one, note in noted if one.role != "core"),

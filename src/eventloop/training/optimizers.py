@@ -16,10 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop.data.sampler_state import declares
 from eventloop.devices import kind_of
-from eventloop.errors import TaskError, a
+from eventloop.errors import TaskError, a, counted, first_of
 
 if TYPE_CHECKING:
     from eventloop.state import State
+    from eventloop.view import StateView
 
 # They have a fused implementation on CUDA (torch 2.13; Adagrad's is for the CPU alone).
 _FUSED = (SGD, Adam, AdamW)
@@ -68,6 +69,28 @@ def params_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
     """Returns the parameters of optimizers, group by group."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return [param for group in groups for param in group["params"]]
+
+
+def untrained_note(state: StateView) -> str:
+    """Returns a line about trainable parameters that no optimizer has; "" if all have one.
+
+    Frozen parameters don't count. Those of the task's loss do, where it is a module.
+    """
+    in_optimizers = set(map(id, params_of(state.optimizers.values())))
+    if not in_optimizers:  # nothing is to be trained: `fit` refuses it
+        return ""
+    named = list(state.model.named_parameters())
+    if isinstance(state.criterion, nn.Module):
+        named += state.criterion.named_parameters("loss")
+    trainable = [(name, param) for name, param in named if param.requires_grad]
+    missing = [name for name, param in trainable if id(param) not in in_optimizers]
+    if not missing:
+        return ""
+    return (
+        f"in no optimizer, so they stay as they are: {first_of(missing)} ({len(missing)} of "
+        f"{counted(len(trainable), 'trainable parameter')}); add them to an optimizer, or freeze them with "
+        "requires_grad_(False)"
+    )
 
 
 def check_optimizers(state: State) -> None:

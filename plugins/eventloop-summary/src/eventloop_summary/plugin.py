@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from eventloop import hookimpl
+from eventloop.toolbox import untrained_note
 from eventloop_summary.layers import Passes, table
 
 if TYPE_CHECKING:
@@ -40,11 +41,13 @@ class Summary:
 
     @hookimpl(rank_zero=True)
     def after_forward(self, state: StateView) -> None:
-        """Writes the table."""
+        """Writes the table, and the trainable parameters that no optimizer has."""
         if self._passes is not None:
             passes, self._passes = self._passes, None
             passes.close()
             sys.stdout.write(table(passes.layers, self.depth))
+            if note := untrained_note(state):
+                sys.stdout.write(f"{note}\n")
             sys.stdout.flush()
 
     @hookimpl
