@@ -51,7 +51,7 @@ def test_an_unusable_run_dir_is_found_when_the_trainer_is_built(name, make_train
 
 def test_the_folder_that_nobody_chose_is_looked_at_too(make_trainer, clean, no_rights):
     """runs/ is made where the process stands."""
-    with pytest.raises(SettingError, match=r"run_dir: nothing can be written in 'runs/task/"):
+    with pytest.raises(SettingError, match=r"run_dir: nothing can be written in 'runs/"):
         make_trainer()
 
 

@@ -290,7 +290,7 @@ def why_no_file(path: str | Path) -> str:
 def new_run_dir(task_name: str) -> Path:
     """Returns the unique path of a new run folder: `runs/digits/20260131-120000-3fa9`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
+    return Path("runs", task_name, f"{stamp}-{os.urandom(2).hex()}")
 
 
 def local_folder(url: Url) -> Path:

@@ -38,6 +38,7 @@ from eventloop.run.start_checks import (
     require_usable,
 )
 from eventloop.task import Task
+from eventloop.task.default_name import name_of_hooks, name_of_model
 from eventloop.training.compiling import require_layers
 from eventloop.training.optimizers import check_optimizers
 
@@ -188,12 +189,12 @@ def task_defaults_of(task: object) -> TaskDefaults:
             settings=task.settings,
             algorithms=task.algorithms,
             callbacks=task.callbacks,
-            name=task.name,
+            name=task.name or name_of_model(task.model),
             criterion=task.loss,
             counts_tokens=task.num_tokens is not None,
             described=task.described(),
         )
-    return TaskDefaults(settings=facts_of(task).default_settings or {})
+    return TaskDefaults(settings=facts_of(task).default_settings or {}, name=name_of_hooks(task))
 
 
 def refuse_task_values(settings: Iterable[str]) -> None:

@@ -69,7 +69,8 @@ class Task:
             compares samples of a batch with each other, so that microbatches are an error.
         settings: defaults for the settings, `{"max_duration": "10ep"}`.
         algorithms, callbacks: plugins that belong to the task.
-        name: the name of the run; by default the task file's name.
+        name: the name of the run, after which its folder is called; by default that of the task file, of
+            the model's class or function, or of the script or notebook.
 
     Raises:
         TypeError: a value is of the wrong kind.
