@@ -83,7 +83,8 @@ def test_a_requested_stop_goes_on_where_it_was(make_trainer, make_plugin):
 
     trainer.fit()
     stopped_at = trainer.state.clock.moment()[:2]
-    trainer.fit()
+    with pytest.warns(UserWarning, match="this fit.. continues it until 2ep"):
+        trainer.fit()
 
     assert stopped_at == (0, 2)
     assert trainer.state.clock.moment()[:2] == (2, 6)

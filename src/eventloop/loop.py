@@ -38,6 +38,7 @@ from eventloop.training.plugin_updates import (
     require_gradients,
 )
 from eventloop.training.resume_point import ResumePoint
+from eventloop.training.stops import ANSWERED, warn_of_overridden_stop
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import ActivePlugins
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.logged_numbers import Numbers
+    from eventloop.training.stops import Stopped
 
 
 class Loop:
@@ -124,23 +126,24 @@ class Loop:
         """Whether the last fit raised, so that the next one continues where it was."""
         return self._interrupted is not None
 
-    def fit(self, state: State, duration: Time | None) -> None:
+    def fit(self, state: State, duration: Time | None, overridden: Stopped | None = None) -> None:
         """Trains until `state.until`, or until the run is stopped.
 
         After an exception, the next call continues where this one raised.
 
         Args:
             duration: the length of the whole run, of which this fit may be a part.
+            overridden: why the run was stopped before, if this fit was called to continue it.
         """
         try:
-            self._fit(state, duration)
+            self._fit(state, duration, overridden)
         except BaseException:
             self.is_finished = False
             if self._interrupted is None:  # else this fit hasn't come to what an earlier one left
                 self._interrupted = self._interrupted_fit(state)
             raise
 
-    def _fit(self, state: State, duration: Time | None) -> None:
+    def _fit(self, state: State, duration: Time | None, overridden: Stopped | None) -> None:
         hooks = self.hooks
         self.is_finished = False
         self._start_clean(state)
@@ -155,6 +158,8 @@ class Loop:
             self._save(state)
 
         self.processes.exchange.settle(state)
+        if overridden is not None and state.stop_reason is None:
+            warn_of_overridden_stop(state, overridden)
         self._continue_after_epoch(state)
         over = self.resume_point.between_epochs(state)
         while not over:
@@ -163,8 +168,7 @@ class Loop:
 
         self.processes.exchange.settle(state)
         if not state.clock.reached(state.until):
-            why = StopReason("a plugin answered should_stop with True")
-            state.stop_reason = state.stop_reason or why
+            state.stop_reason = state.stop_reason or self._reason_of_answer(state)
         log_train_metrics(state)
         is_over = state.stop_reason is not None or duration is None or state.clock.reached(duration)
         if is_over and not is_interruption(state.stop_reason):
@@ -181,6 +185,11 @@ class Loop:
             self._in_training = False
             hooks.training_end(state)
         self._stage = "idle"
+
+    def _reason_of_answer(self, state: State) -> StopReason:
+        """Returns the reason of a stop that no plugin has requested, but answered with True."""
+        plugins = self._active.plugins_that_answer("should_stop", state)
+        return StopReason(ANSWERED, "plugin", ", ".join(plugins) or None)
 
     def _epoch(self, state: State) -> bool:
         """Trains for one epoch, or the rest of it; returns whether the fit is over."""

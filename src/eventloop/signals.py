@@ -33,13 +33,17 @@ class StopReason(str):
         text: the reason.
         kind: what stops it: a plugin; a signal, after which it can be resumed; a loss that isn't
             finite; or "pruned", a trial that isn't worth continuing.
+        plugin: the one that asked for the stop, with its package and version; None if none did.
     """
 
     kind: StopKind
+    plugin: str | None
 
-    def __new__(cls, text: str, kind: StopKind = "plugin") -> Self:  # noqa: D102
+    # A checkpoint has the text; between ranks pickle carries the attributes as well.
+    def __new__(cls, text: str, kind: StopKind = "plugin", plugin: str | None = None) -> Self:  # noqa: D102
         made = super().__new__(cls, text)
         made.kind = kind
+        made.plugin = plugin
         return made
 
 

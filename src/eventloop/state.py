@@ -415,7 +415,9 @@ class State:
             reason: says why.
             kind: how the run is listed, and treated: see `StopReason`.
         """
-        self._processes.exchange.request_stop(self, StopReason(reason, kind))
+        # A signal interrupts a plugin that has nothing to do with it.
+        plugin = None if kind == "signal" else self._active.calling_plugin()
+        self._processes.exchange.request_stop(self, StopReason(reason, kind, plugin))
 
     def request_checkpoint(self) -> None:
         """Requests a checkpoint after the current batch.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +33,8 @@ from eventloop.errors import (
     note_later,
 )
 from eventloop.fixes import allowing, as_set
-from eventloop.plugin.new_algorithms import first_runs
+from eventloop.plugin.new_algorithms import affects_training, first_runs
+from eventloop.run.announcements import Announcements
 from eventloop.run.differences import NOTHING, Allowed
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table
@@ -43,6 +43,7 @@ from eventloop.signals import Signals, is_interruption
 from eventloop.state import State
 from eventloop.task import Task
 from eventloop.training.evaluation import try_evaluation
+from eventloop.training.stops import Stopped, stop_of, warn_of_repeated_stop
 from eventloop.vocabulary import METHODS, SETTINGS, STATE, TASK, TRAINER, known_as
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Trainer:
         self._run = run = open_run(task)
         self.state, self._hooks, self._loop = run.state, run.active.plans, run.loop
         self._finalizer = weakref.finalize(self, run.close)
+        is_unnamed = run.state.settings.run_dir is None and task.scratch is None
+        self._announcements = Announcements(run.state, makes_folder=is_unnamed)
         self._has_announced = False
 
     def __repr__(self) -> str:
@@ -139,14 +142,22 @@ class Trainer:
         return bool(self.state.eval_dataloaders) or self._run.active.evaluates
 
     def first_runs(self, directory: Path | None = None) -> list[str]:
-        """Returns a line for each installed algorithm that no run here had before; once for each."""
+        """Returns a line for each installed algorithm that no run here had before; once for each.
+
+        Likewise for callbacks that can stop a run.
+
+        Args:
+            directory: the working directory of a command, which prints these lines, the folder of the
+                run and how it ends; `fit` writes them to stderr otherwise.
+        """
         self._has_announced = True
+        self._announcements.by_command = directory is not None
         if self.state.rank != 0:
             return []
         unasked = [
             one
             for one in self.plugins
-            if one.role == "algorithm" and one.found and one.found.local is None
+            if one.found and one.found.local is None and affects_training(one)
             if not self._run.configuration.who_insists(one.found)
         ]
         return first_runs(unasked, self.assembly.installed, directory)
@@ -180,7 +191,8 @@ class Trainer:
         state = self.state
         self._require_open()
         if not self._has_announced:  # as a command does in its header
-            sys.stderr.writelines("eventloop: " + line + "\n" for line in self.first_runs())
+            self._announcements.write(self.first_runs())
+        self._announcements.folder()
         signals = Signals(state)
         with self._run.guarded():
             duration = self._resolved("max_duration", state.settings.max_duration)
@@ -193,27 +205,41 @@ class Trainer:
                 )
             check_trainable(self._run, end)
             state.until = end
+            stopped, first_batch = self._earlier_stop(), None
             if reason := self._why_nothing_to_train(until):
                 if state.rank == 0:  # all ranks know it
                     warnings.warn("nothing to train: " + reason, stacklevel=2)
                     self._run.saver.tidy(state)
             else:
                 warn_of_zero_rates(state)
+                overridden = None
+                # A fit that raised hasn't come to its stop yet; the call that continues it does.
+                first_batch = -1 if self._loop.was_interrupted else state.clock.batch
                 if not self._loop.was_interrupted or is_interruption(state.stop_reason):
+                    # After a signal, or with `until`, it is plain that the run should go on.
+                    is_asked_for = is_interruption(state.stop_reason) or until is not None
+                    overridden = None if is_asked_for else stopped
                     state.stop_reason = None
                 self._run.processes.exchange.start_fit()
                 # What a signal asks for from here on isn't forgotten.
                 with signals:
-                    self._loop.fit(state, duration)
+                    try:
+                        self._loop.fit(state, duration, overridden)
+                    finally:
+                        self._announcements.folder()
                     if signals.agree(self._run.processes):
                         self._loop.save_once(state)
+                stopped = stop_of(state)
         signals.pass_on()
+        if stopped is not None and first_batch is not None:
+            self._announce(stopped, first_batch)
         return Result(
             metrics={name: dict(found) for name, found in state.eval_metrics.items()},
             history=list(self._run.bookkeeping.history),
             run_dir=state.run_dir,
             model=state.model,
             tested_with=self._run.best_weights.lent,
+            stopped=stopped,
         )
 
     def eval(self) -> dict[str, dict[str, Tensor]]:
@@ -342,6 +368,22 @@ class Trainer:
     def close(self) -> None:
         """Closes every plugin; has no effect when called again."""
         self._finalizer()
+
+    def _earlier_stop(self) -> Stopped | None:
+        """Returns why the run is stopped before a fit, in this process or the one it resumes."""
+        start, moment = self._run.start, self.state.clock.moment()
+        if self._loop.resume_point.is_loaded and start.stop_reason is not None:
+            return Stopped(start.stop_reason, start.stopped_by, moment)
+        return stop_of(self.state)
+
+    def _announce(self, stopped: Stopped, first_batch: int) -> None:
+        """Says that a fit was stopped, in a line, or in a warning if it hasn't trained."""
+        state = self.state
+        if state.clock.batch == first_batch:
+            warn_of_repeated_stop(state, stopped)
+        elif not stopped.is_planned:
+            end = "" if state.clock.reached(state.until) else f", before {state.until}"
+            self._announcements.write([f"{stopped}{end}"])
 
     def _why_nothing_to_train(self, until: str | Time | None) -> str:
         """Returns why a fit would do nothing, or ""."""

@@ -66,7 +66,8 @@ def test_a_run_that_was_stopped_says_why(run, tiny):
     whole = run("fit", "tiny.py", "--no-plugins")
 
     stopped, done, _ = ran.out.splitlines()[-3:]
-    assert stopped == "stopped: stops: enough is enough"
+    assert stopped.startswith("stopped by stops (")
+    assert stopped.endswith("): enough is enough")
     assert done.startswith("0 epochs, 2 batches in ")
     assert "stopped" not in whole.out
 

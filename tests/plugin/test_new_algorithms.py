@@ -1,10 +1,15 @@
-"""The first run with an algorithm that is installed, and what switches it off."""
+"""The first run with a plugin that affects the training, and what switches it off."""
+
+from __future__ import annotations
 
 import json
+from types import ModuleType
 
 import pytest
 
-from eventloop import Trainer
+from eventloop import Trainer, hookimpl
+from eventloop.plugin.new_algorithms import can_stop_runs
+from eventloop.plugin.records import Plugin
 
 OFF_UNTIL_NAMED = """
 from eventloop import hookimpl
@@ -102,3 +107,107 @@ def test_an_algorithm_may_be_off_until_it_is_named(tiny, run, install):
     assert "took part" in named
     assert "took part" in run("fit", "tiny.py").out
     assert 'required = ["shy-test"]' in (tiny / "pyproject.toml").read_text()
+
+
+STOPS = """
+from eventloop import hookimpl
+class Plugin:
+    @hookimpl
+    def epoch_end(self, state): state.request_stop("enough")
+"""
+WATCHES = """
+from eventloop import hookimpl
+class Plugin:
+    @hookimpl
+    def should_stop(self, state) -> None: "Takes the time."
+"""
+
+
+def test_a_callback_that_can_stop_a_run_is_announced_too(tiny, run, install):
+    """One that came with a set of plugins ends runs that were given 100 epochs."""
+    install("stops-test", STOPS, group="eventloop.callbacks")
+    install("watches-test", WATCHES, group="eventloop.callbacks")
+
+    first, second = (
+        [line for line in run("fit", "tiny.py").out.splitlines() if line.startswith("new: ")]
+        for _ in range(2)
+    )
+
+    (line,) = (line for line in first if "-test" in line)
+    assert line.startswith(
+        "new: stops-test (eventloop-stops-test 1.0) is installed, can stop a run"
+    )
+    assert "`-p no:stops-test`" in line
+    assert not any("-test" in line for line in second)
+
+
+class Base:
+    """Stops a run from a function inside of a method."""
+
+    def _stop_later(self, state):
+        return lambda: state.request_stop("late")
+
+
+class Inherits(Base):
+    """Has it from its base."""
+
+
+class Answers:
+    """May say yes."""
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.clock.batch > 2
+
+
+class Looks:
+    """Only takes the time, and says so."""
+
+    @hookimpl
+    def should_stop(self, state) -> None:
+        """Takes the time."""
+
+
+class Declares(Looks):
+    """Has another package stop the run."""
+
+    stops_runs = True
+
+
+class Denies(Answers):
+    """Answers with False alone."""
+
+    stops_runs = False
+
+
+@pytest.mark.parametrize(
+    ("target", "can_stop"),
+    [
+        (Inherits(), True),
+        (Answers(), True),
+        (Looks(), False),
+        (Declares(), True),
+        (Denies(), False),
+        (object(), False),
+    ],
+)
+def test_whether_a_callback_can_stop_a_run_is_read_from_its_code_or_declared(target, can_stop):
+    """Its author needn't know of it."""
+    assert can_stop_runs(Plugin("made", "callback", target)) == can_stop
+
+
+def test_a_module_can_stop_runs_as_well():
+    """A plugin may be a module with functions."""
+    module = ModuleType("stops")
+    exec("def batch_end(state):\n    state.request_stop('enough')", vars(module))
+
+    assert can_stop_runs(Plugin("stops", "callback", module))
+    assert not can_stop_runs(Plugin("empty", "callback", ModuleType("empty")))
+
+
+def test_of_this_project_s_callbacks_early_stopping_alone_can(clean, make_task):
+    """Control: those that only watch aren't announced, though some implement `should_stop`."""
+    with Trainer(make_task(), max_duration="1ep") as trainer:
+        callbacks = [plugin for plugin in trainer.plugins if plugin.role == "callback"]
+
+    assert {plugin.name for plugin in callbacks if can_stop_runs(plugin)} <= {"early-stopping"}

@@ -294,6 +294,7 @@ def checkpoint_facts(state: State) -> dict[str, Any]:
         "duration": None if state.duration is None else str(state.duration),
         "epoch_length": state.epoch_length,
         "stop_reason": state.stop_reason and str(state.stop_reason),
+        "stopped_by": state.stop_reason and state.stop_reason.plugin,
         "status": state.stop_reason and status_of(state.stop_reason),
         # What test sets gave is in the manifest, with whose weights they had.
         "metrics": scalars_of(state.eval_metrics, only=state.eval_metrics.keys() - state.test_sets),

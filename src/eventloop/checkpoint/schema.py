@@ -252,7 +252,12 @@ _PLUGIN_FACT = keys(
 )
 _COMPANIONS = {"companions": by_name(STR)}
 FACTS = keys(
-    {"status": optional(STR), "left_out": STR, "epoch_length": optional(COUNT)},
+    {
+        "status": optional(STR),
+        "stopped_by": optional(STR),
+        "left_out": STR,
+        "epoch_length": optional(COUNT),
+    },
     moment=keys(epoch=COUNT, batch=COUNT, sample=COUNT, token=COUNT, seconds=SECONDS),
     world_size=RANKS,
     duration=optional(STR),

@@ -153,7 +153,8 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
         if export is not None and not modes.is_dry:
             trainer.export(export, best=is_best)
             exported = [_exported(trainer, export, is_best=is_best)]
-        stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
+        is_early = result.stopped is not None and not result.stopped.is_planned
+        stopped = [result.stopped.cause] if result.stopped is not None and is_early else []
         is_used = export is not None or modes.algorithms or interval_of(state.settings) is not None
         hint = [] if is_used or Store(state.run_dir / FOLDER).paths() else [_NONE_SAVED]
         best = result.tested_with

@@ -1,11 +1,16 @@
-"""Which algorithms a project knows, and what is said when one takes part in it for the first time."""
+"""Which plugins that affect a training a project knows, and the line at the first run with one.
+
+Those are the algorithms, and the callbacks that can stop a run.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from eventloop.config.config_files import find_pyproject
 from eventloop.errors import Wording
@@ -19,15 +24,54 @@ _FOLDER, _FILE = ".eventloop", "algorithms.json"
 _SAID: set[tuple[Path | None, str]] = set()
 
 
+def affects_training(plugin: Plugin) -> bool:
+    """Returns whether a run with this plugin can end otherwise than one without it."""
+    if plugin.role == "algorithm":
+        return True
+    return plugin.role == "callback" and can_stop_runs(plugin)
+
+
+def can_stop_runs(plugin: Plugin) -> bool:
+    """Returns whether a plugin can stop a run: as its attribute `stops_runs` says, else by its code.
+
+    A plugin without the attribute can if one of its methods calls `request_stop`, or if it implements
+    `should_stop`, unless that is annotated to return None: such a method only takes the time, say.
+    """
+    if plugin.facts.stops_runs is not None:
+        return plugin.facts.stops_runs
+    target = plugin.target
+    owners = [target] if isinstance(target, ModuleType) else type(target).__mro__
+    functions = [
+        inspect.unwrap(value)
+        for owner in owners
+        for value in vars(owner).values()
+        if inspect.isfunction(value)
+    ]
+    if any("request_stop" in _names_in(function.__code__) for function in functions):
+        return True
+    answer = getattr(target, "should_stop", None)
+    if not callable(answer):
+        return False
+    return getattr(answer, "__annotations__", {}).get("return", "") not in (None, "None")
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yields the names of attributes and globals that a function and those inside of it use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
 def first_runs(unasked: Iterable[Plugin], installed: Iterable[str], here: Path | None) -> list[str]:
-    """Returns a line for each new algorithm, and records it as known.
+    """Returns a line for each new plugin that affects the training, and records it as known.
 
     The record is in `.eventloop`, next to the nearest `pyproject.toml`. Without one, a command
     writes it into the directory; in Python nothing is written, and a line is shown once per
     process.
 
     Args:
-        unasked: the active algorithms that weren't requested by name.
+        unasked: the active plugins of this kind that weren't requested by name.
         installed: the names of all plugins; one that is removed is new when it is installed again.
         here: the directory that a command writes into; None in Python.
     """
@@ -61,7 +105,8 @@ def _remember(path: Path, names: Iterable[str]) -> None:
 
 
 def _announcement(plugin: Plugin) -> str:
-    what = f"new: {plugin.origin} is installed, and takes part here for the first time; "
+    can = "" if plugin.role == "algorithm" else ", can stop a run before its end"
+    what = f"new: {plugin.origin} is installed{can}, and takes part here for the first time; "
     off = switch_off(plugin.name)
     for_good = f"{shell('eventloop', 'plugins', 'disable', plugin.name)} for good, with "
     return what + Wording("", f"{off.shell} leaves it out once, and ") + for_good + str(off)

@@ -8,8 +8,9 @@ the plugin. A plan only omits work that the run doesn't need.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventloop.actions import Actions
@@ -19,7 +20,13 @@ from eventloop.hook_markers import OF_ITSELF, TELL_ALL, Hook
 from eventloop.naming import fold
 from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
 from eventloop.plugin.declared_hooks import HOOKS, checked
-from eventloop.plugin.hook_errors import blame, enter, misfit, returned_nothing
+from eventloop.plugin.hook_errors import (
+    blame,
+    enter,
+    implementations_of,
+    misfit,
+    returned_nothing,
+)
 from eventloop.plugin.observe import Around, Observer, observe
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.plugin.owners import Assembly
@@ -371,6 +378,28 @@ class ActivePlugins:
             return plan(*args)
 
         setattr(self.plans, name, call_once)
+
+    def calling_plugin(self) -> str | None:
+        """Returns the plugin whose implementation is under way, with its package and version.
+
+        Returns None if there is none in this thread, or it is the core's. Walks the stack, so call it
+        for what is rare.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            for one in implementations_of(frame):
+                if one.plugin in self.assembly.plugins:
+                    return None if one.plugin.role == "core" else one.plugin.origin
+            frame = frame.f_back
+        return None
+
+    def plugins_that_answer(self, question: str, state: State) -> list[str]:
+        """Asks each plugin a question again; returns those that answer it with True."""
+        hook = self.assembly.hooks[question]
+        asked = [
+            one for one in self._frozen[question] if not one.wrapper and one.plugin.role != "core"
+        ]
+        return [one.plugin.origin for one in asked if freeze(hook, [one], state)(state)]
 
     def unwrapped(self, action: str, state: State) -> Callable[..., Any]:
         """Returns the plan of an action as its owner answers it, without the plugins' wrappers."""

@@ -31,6 +31,7 @@ class PluginFacts:
     needs_eval_data: bool = False
     shows_progress: bool = False
     takes_turns: str = ""
+    stops_runs: bool | None = None
     loss_splits: bool = True
     loss_may_broadcast: bool = False
     default_settings: Mapping[str, Any] | None = None

@@ -14,6 +14,7 @@ from eventloop.errors import counted
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.secret_values import shown_options
 from eventloop.training.metrics import scalars_of
+from eventloop.training.stops import Stopped
 from eventloop.urls import Place
 
 # What a row of the history has beside numbers.
@@ -33,6 +34,7 @@ class Result:
         model: the trained model.
         tested_with: the checkpoint of the best evaluation, if the test sets used its weights; None
                 for the last weights.
+        stopped: why the fit ended before its time, who asked for it, and where; None if it wasn't stopped.
     """
 
     metrics: dict[str, dict[str, Tensor]]
@@ -40,20 +42,24 @@ class Result:
     run_dir: Path
     model: nn.Module
     tested_with: Place | None = None
+    stopped: Stopped | None = None
 
     def __repr__(self) -> str:
         numbers = {name: round(value, 4) for name, value in scalars_of(self.metrics).items()}
         rows = counted(len(self.history), "row")
-        return f"Result({numbers}, {rows} of history, run_dir={str(self.run_dir)!r})"
+        stopped = "" if self.stopped is None else f", {self.stopped}"
+        return f"Result({numbers}, {rows} of history{stopped}, run_dir={str(self.run_dir)!r})"
 
     def _repr_html_(self) -> str:
-        """Returns a curve for each number of the history, for a notebook."""
+        """Returns a curve for each number of the history, and why it ends early, for a notebook."""
         names = dict.fromkeys(name for row in self.history for name in row if name not in _WHERE)
         curves = "".join(
             _curve(name, [(row["batch"], row[name]) for row in self.history if name in row])
             for name in names
         )
-        return f"<div>{curves}<div><small>{escape(str(self.run_dir))}</small></div></div>"
+        stopped = "" if self.stopped is None else f"<div>{escape(str(self.stopped))}</div>"
+        place = f"<div><small>{escape(str(self.run_dir))}</small></div>"
+        return f"<div>{curves}{stopped}{place}</div>"
 
 
 def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:

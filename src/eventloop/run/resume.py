@@ -56,6 +56,7 @@ class Start:
         resumed: the path of the checkpoint that the run resumes from; None for a new run.
         changes: the differences from the run as it began, complete after `load`.
         stop_reason: why the run stopped, if nothing was left to do.
+        stopped_by: the plugin that asked for it.
     """
 
     duration: Time | None = None
@@ -63,6 +64,7 @@ class Start:
     resumed: str | None = None
     changes: Sequence[str] = ()
     stop_reason: str | None = None
+    stopped_by: str | None = None
 
     def __init__(self, note: str = "") -> None:
         self._note = note
@@ -113,6 +115,7 @@ class FromCheckpoint(Start):
         is_finished = checkpoint.parts["training"]["loop"]["is_finished"]
         if is_finished and self._facts.get("status") != "interrupted":
             self.stop_reason = self._facts["stop_reason"]
+            self.stopped_by = self._facts.get("stopped_by")
 
     @property
     def notes(self) -> tuple[str, ...]:

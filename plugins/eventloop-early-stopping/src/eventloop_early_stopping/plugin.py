@@ -37,6 +37,7 @@ class EarlyStopping:
     """
 
     needs_eval_data = True
+    stops_runs = True
 
     def __init__(
         self,

@@ -1,0 +1,44 @@
+"""Lines that a fit writes to stderr for scripts and notebooks, where no command prints a header."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from eventloop.safe_text import one_line
+
+if TYPE_CHECKING:
+    from eventloop.state import State
+
+
+class Announcements:
+    """Writes each line once, on rank 0; nothing where a command prints the lines itself.
+
+    Args:
+        state: of the run.
+        makes_folder: whether the folder of the run is a new one with a name that the user doesn't know.
+
+    Attributes:
+        by_command: whether a command prints header and result.
+    """
+
+    def __init__(self, state: State, *, makes_folder: bool) -> None:
+        self._state = state
+        self._makes_folder = makes_folder
+        self.by_command = False
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Writes lines, unless a command prints them."""
+        if self._state.rank == 0 and not self.by_command:
+            sys.stderr.writelines(f"eventloop: {one_line(line)}\n" for line in lines)
+
+    def folder(self) -> None:
+        """Writes where the files of the run are, as soon as there are any.
+
+        A run whose plugins write nothing has no folder.
+        """
+        run_dir = self._state.run_dir
+        if self._makes_folder and run_dir.is_dir():
+            self._makes_folder = False
+            self.write([f"run dir: {run_dir}"])
