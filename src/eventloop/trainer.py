@@ -36,6 +36,7 @@ from eventloop.fixes import allowing, as_set
 from eventloop.plugin.new_algorithms import affects_training, first_runs
 from eventloop.run.announcements import Announcements
 from eventloop.run.differences import NOTHING, Allowed
+from eventloop.run.hidden_frames import short_in_notebooks
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table
 from eventloop.run.start_checks import check_trainable, warn_of_zero_rates
@@ -78,11 +79,13 @@ class Trainer:
         **settings: Unpack[SettingValues],
     ) -> None:
         if not isinstance(task, Request):
-            refuse_task_values(settings)
-            task = Request(task, Configuration.read(flags=settings), algorithms, callbacks)
+            with short_in_notebooks():
+                refuse_task_values(settings)
+                task = Request(task, Configuration.read(flags=settings), algorithms, callbacks)
         elif algorithms or callbacks or settings:
             raise TypeError("a Request has plugins and settings already")
-        self._run = run = open_run(task)
+        with short_in_notebooks():
+            self._run = run = open_run(task)
         self.state, self._hooks, self._loop = run.state, run.active.plans, run.loop
         self._finalizer = weakref.finalize(self, run.close)
         is_unnamed = run.state.settings.run_dir is None and task.scratch is None
@@ -513,5 +516,5 @@ def fit(
     task = Task(
         model=model, train_dataloader=train_dataloader, optimizer=optimizer, loss=loss, **of_task
     )
-    with Trainer(task, max_duration=max_duration, **given) as trainer:
+    with short_in_notebooks(), Trainer(task, max_duration=max_duration, **given) as trainer:
         return trainer.fit()

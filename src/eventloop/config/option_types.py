@@ -163,7 +163,7 @@ def typed(
             **facts,
             source=value.source,
             fix=f"give it as {option.type_name}: {written}",
-        ) from error
+        ) from None  # the message has all of it; jsonargparse chains five
 
 
 def convert_value(option: Option, raw: object) -> Any:
@@ -182,8 +182,8 @@ def convert_value(option: Option, raw: object) -> Any:
         return None
     try:
         value = option.parser.instantiate(option.parser.parse_object({"value": raw}))["value"]
-    except ArgumentError as error:
-        raise ValueError(_reason(option, raw)) from error
+    except ArgumentError:
+        raise ValueError(_reason(option, raw)) from None
     is_time = isinstance(value, int | float) and ":" in str(raw)
     if not is_time and (value is not None or optional):
         return value

@@ -22,6 +22,7 @@ from eventloop.loop import Loop
 from eventloop.plugin.observe import observers_of
 from eventloop.plugin.plans import ActivePlugins, outcomes_of
 from eventloop.plugin.records import Plugin
+from eventloop.run.hidden_frames import hide_frames
 from eventloop.run.run_manifest import RunFile, manifest_of
 from eventloop.state import State
 from eventloop.training.auto_microbatch import AutoMicrobatch
@@ -155,6 +156,7 @@ class Run:
             with self.processes.watched(), state.precision.in_force(), shapes:
                 yield
         except BaseException as error:
+            hide_frames(error)
             _note_moment(error, state)
             note_in_training(error, state)
             late = failures_of(lambda: loop.deliver_everything(state, alone=True))
