@@ -157,6 +157,11 @@ class WithLast:
         self._loader = loader
         self.is_last = False
 
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader, by which messages call it; the loader itself if it has none."""
+        return getattr(self._loader, "dataset", self._loader)
+
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader)
         self.is_last = False
