@@ -155,6 +155,7 @@ DISAGREE = {
     "nested": ({"a": {"b": X}, "c": [Y, Y[:2]]}, r"batch\['c'\]\[1\] has 2"),
     "sequence first": ((torch.zeros(7, 5, 3), Y), r"batch\[0\] has 7, batch\[1\] has 5"),
     "patches": ({"patches": torch.zeros(9, 2), "ids": X, "mask": X}, r"len\(batch\['ids'\]\)"),
+    "too few boxes": ((X, [X[:2], X[:3]]), r"batch\[1\]\[0\] has 2, batch\[1\]\[1\] has 3"),
     "annotations": ({"pixels": X, "labels": [{"boxes": X[:2]}] * 3}, r"batch\['labels'\] has 3"),
 }
 
@@ -172,6 +173,9 @@ def test_tensors_that_disagree_are_named_with_the_line_to_write(batch, message):
 AGREE = {
     "annotations": {"pixels": X, "labels": [{"boxes": torch.zeros(3, 4)}] * 5},
     "annotations of a pair": (X, [{"boxes": torch.zeros(idx, 4)} for idx in range(5)]),
+    "boxes of each image": (X, [torch.zeros(idx, 4) for idx in range(5)]),
+    "masks of each image, first": {"masks": [torch.zeros(idx, 8) for idx in range(5)], "pixels": X},
+    "no boxes at all": (X, [torch.zeros(0, 4)] * 5, [torch.zeros(0)] * 5),
     "views": {"views": [{"image": X}, {"image": X}], "labels": Y},
     "scalars beside": {"x": X, "temperature": torch.tensor(1.0), "name": "a"},
 }
@@ -181,6 +185,16 @@ AGREE = {
 def test_what_belongs_to_a_sample_does_not_disagree(batch):
     """Boxes are as many as an image has; what has no dimension belongs to the batch."""
     assert num_samples(batch) == 5
+
+
+def test_tensors_of_each_sample_are_split_with_their_samples():
+    """Boxes, masks and classes lie in lists where images are one tensor."""
+    boxes = [torch.full((idx, 4), idx) for idx in range(5)]
+
+    pieces = split({"pixels": X, "boxes": boxes}, 2)
+
+    assert [piece["boxes"] for piece in pieces] == [boxes[:2], boxes[2:4], boxes[4:]]
+    assert [len(piece["pixels"]) for piece in pieces] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("batch", [(X, Y), [X, Y], Pair(X, Y)], ids=["tuple", "list", "named"])

@@ -230,6 +230,9 @@ def _leading_that_fits(batch: Any) -> int:
             fix="implement the action count_batch, which says what it counts for",
         )
     size = next(iter(tensors.values())).shape[0]
+    if any(tensor.shape[0] != size for tensor in tensors.values()):
+        tensors = _without_entries(batch, tensors)
+        size = next(iter(tensors.values())).shape[0]
     _require_batch_of_targets(batch, size)
     targets = targets_of(batch)
     sizes = {
@@ -260,6 +263,43 @@ def _tensors_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(nest, (tuple, list)) and not (path != "batch" and _is_annotations(nest)):
         for idx, value in enumerate(nest):
             yield from _tensors_in(value, f"{path}[{idx}]")
+
+
+def _without_entries(batch: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of a batch without those in lists that have a tensor for each sample.
+
+    The boxes of each image, say, beside the images as one tensor: `(images, [boxes, boxes, ...])`.
+    """
+    entries = dict(_entries_in(batch))
+    whole = {path: tensor for path, tensor in tensors.items() if path not in entries}
+    sizes = {tensor.shape[0] for tensor in whole.values()}
+    if len(sizes) != 1 or not sizes.issuperset(entries.values()):
+        return tensors
+    return whole
+
+
+def _entries_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, int]]:
+    """Yields the tensors of lists of tensors below the batch itself, with the length of their list."""
+    if isinstance(nest, Mapping):
+        for key, value in nest.items():
+            yield from _entries_in(value, f"{path}[{key!r}]")
+    elif isinstance(nest, (tuple, list)):
+        is_list_of_tensors = path != "batch" and all(isinstance(value, Tensor) for value in nest)
+        for idx, value in enumerate(nest):
+            if is_list_of_tensors:
+                yield f"{path}[{idx}]", len(nest)
+            else:
+                yield from _entries_in(value, f"{path}[{idx}]")
+
+
+def is_list_of_entries(value: Any, num_samples: int) -> bool:
+    """Whether a list has a tensor for each sample: not all of them are whole batches of tensors."""
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == num_samples
+        and all(isinstance(entry, Tensor) for entry in value)
+        and any(entry.ndim == 0 or entry.shape[0] != num_samples for entry in value)
+    )
 
 
 def _is_annotations(nest: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eventloop.data.batches import (
     DifferentSizesError,
+    is_list_of_entries,
     is_listed,
     is_of_one_sample,
     num_samples,
@@ -23,7 +24,7 @@ def split(batch: Any, size: int) -> list[Any]:
     """Slices a nest along the leading dimension into pieces of `size` samples, the last smaller.
 
     Tensors become views. Scalars and what isn't a tensor are repeated; a list of as many plain
-    values or mappings as there are samples is sliced.
+    values, mappings or tensors of other sizes as there are samples is sliced.
 
     Raises:
         TaskError: two tensors disagree on the number of samples.
@@ -102,7 +103,7 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     # torch collates texts into a tuple.
     is_texts = type(batch) is tuple and all(isinstance(one, str) for one in batch)
     of_samples = is_texts or (isinstance(batch, list) and all(map(is_of_one_sample, batch)))
-    if of_samples and len(batch) == samples:
+    if (of_samples and len(batch) == samples) or is_list_of_entries(batch, samples):
         return batch[start:stop]
     if isinstance(batch, (tuple, list)):
         return rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
