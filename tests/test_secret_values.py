@@ -13,6 +13,7 @@ from eventloop.secret_values import is_secret, shown, shown_options, shown_words
         "api_key", "api-key", "apiKey", "APIKEY", "wandb_api_key", "token", "hf_token", "access_token",
         "auth_tokens", "password", "db_password", "passwd", "secret", "client_secret", "secret_key",
         "aws_secret_access_key", "private_key", "credentials", "task.api_key", "bearer_token",
+        "Authorization", "passcode", "jwt", "ssh_key", "storage_key",
     ],
 )  # fmt: skip
 def test_names_of_secrets(name):
@@ -76,9 +77,35 @@ def test_nests_are_gone_through():
             ["--a.headers", '{user: me, token: "***"}'],
         ),
         (["--a.more", "{'pad_token': 'x y', lr: 1}"], ["--a.more", "{'pad_token': 'x y', lr: 1}"]),
+        (
+            ['--a.b={"c": {"password": "hunter2 x", "lr": 1}, "token": ["hunter2"]}'],
+            ['--a.b={"c": {"password": "***", "lr": 1}, "token": "***"}'],
+        ),
+        (["--a.env", "HF_TOKEN=hunter2"], ["--a.env", "HF_TOKEN=***"]),
         (["fit", "task.py"], ["fit", "task.py"]),
     ],
 )
 def test_command_lines(words, expected):
     """A value follows its flag, or is a part of it."""
     assert shown_words(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '{"db": {"user": "me", "password": "hunter2"}}',
+            '{"db": {"user": "me", "password": "***"}}',
+        ),
+        ("HF_TOKEN=hunter2", "HF_TOKEN=***"),
+        ("AccountName=me;AccountKey=hunter2==;", "AccountName=me;AccountKey=***;"),
+        ("Bearer hunter2hunter2", "Bearer ***"),
+        ("lr=0.1 and num_tokens=5", "lr=0.1 and num_tokens=5"),
+        ("Never tell the password: it is secret.", "Never tell the password: it is secret."),
+        ("https://host/x?lr=1&token=hunter2", "https://host/x?lr=1&token=***"),
+    ],
+)
+def test_texts_that_hold_secrets_by_their_form(text, expected):
+    """Mappings, variables, connection strings and headers are options, too."""
+    assert shown("option", text) == expected
+    assert shown("options", [text]) == [expected]

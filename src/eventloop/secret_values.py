@@ -19,11 +19,11 @@ MASK = "***"
 _SECRET_WORDS = {
     "password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential",
     "credentials", "apikey", "authtoken", "accesstoken", "accesskey", "secretkey",
-    "privatekey",
+    "privatekey", "passcode", "jwt", "bearer", "authorization",
 }  # fmt: skip
 _KEYS = {
     "access", "account", "api", "auth", "encryption", "license", "master", "private",
-    "secret", "signing",
+    "secret", "signing", "ssh", "storage",
 }  # fmt: skip
 # What a token of a text is called. A tokenizer's setting changes the training, so it is shown.
 _TEXT_TOKENS = {
@@ -43,8 +43,12 @@ _SPECIAL_TOKEN = re.compile(r"<[^>]*>|\[[^\]]*\]|.{0,2}", re.DOTALL)
 # A key and its value in a mapping that is written as JSON or YAML.
 _PAIR = re.compile(
     r"""(?P<key>(?<=[{,\s])(?P<quote>["']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*)"""
-    r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}\]]+)"""
+    r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\[\]]*\]|[^\s,{}\[\]]+)"""
 )
+# A variable of an environment, `HF_TOKEN=...`, or a part of a connection string.
+_ASSIGNMENT = re.compile(r"(?<![\w.?&-])(?P<name>[A-Za-z_][\w-]*)=(?P<value>[^\s;,&\"'{}\[\]]+)")
+# The value of a header, whatever the header is called.
+_BEARER = re.compile(r"(?P<scheme>\b(?:Bearer|Basic) )[\w.~+/=-]{6,}")
 
 
 def is_secret(name: str) -> bool:
@@ -77,8 +81,16 @@ def shown(name: str, value: Any) -> Any:
     if is_secret(name) and not _is_special_token(name, value):
         return MASK
     if type(value) is str:
-        return hidden(value)
+        return shown_text(value)
     return value
+
+
+def shown_text(text: str) -> str:
+    """Returns a text as it may be shown: without secrets of URLs, headers, variables and mappings."""
+    if text.lstrip().startswith(("{", "[")):
+        text = _PAIR.sub(_shown_pair, text)
+    text = _ASSIGNMENT.sub(_shown_assignment, text)
+    return hidden(_BEARER.sub(rf"\g<scheme>{MASK}", text))
 
 
 def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +110,8 @@ def shown_words(words: Sequence[str]) -> list[str]:
         elif equals and is_secret(name):
             result.append(f"{flag}={shown(name, value)}")
         else:
-            result.append(hidden(_PAIR.sub(_shown_pair, word)))
+            prefix = f"{flag}{equals}" if flag.startswith("--") else ""
+            result.append(f"{prefix}{shown_text(word.removeprefix(prefix))}")
         is_value = not equals and is_secret(name)
     return result
 
@@ -106,8 +119,14 @@ def shown_words(words: Sequence[str]) -> list[str]:
 def _shown_pair(pair: re.Match[str]) -> str:
     """Returns a key and a value out of a mapping in a word, `{"password": "***"}`."""
     value = pair["value"]
+    if value.startswith("[") and re.search("[\"',]", value):  # a list, not the token `[SEP]`
+        value = value[1:]
     masked = shown(pair["name"], value.strip("\"'"))
     return pair[0] if masked == value.strip("\"'") else f"{pair['key']}{json.dumps(masked)}"
+
+
+def _shown_assignment(assignment: re.Match[str]) -> str:
+    return f"{assignment['name']}={shown(assignment['name'], assignment['value'])}"
 
 
 def _words(name: str) -> list[str]:
