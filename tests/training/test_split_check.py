@@ -107,6 +107,39 @@ def test_the_run_is_as_if_the_loss_had_not_been_compared(make_trainer, make_task
         assert torch.equal(actual[name], value)
 
 
+def test_what_modules_keep_by_themselves_is_as_if_the_loss_had_not_been_compared(
+    make_trainer, make_task
+):
+    """Counters, queues and generators of a model are no buffers that are written in place."""
+
+    class Keeps(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 3)
+            self.num_calls = 0
+            self.generator = torch.Generator().manual_seed(0)
+            self.register_buffer("queue", torch.zeros(0, 3))
+
+        def forward(self, inputs):
+            self.num_calls += 1
+            self.latest = inputs
+            self.queue = torch.cat([self.queue, inputs[:1]])
+            noise = torch.randn(inputs.shape, generator=self.generator)
+            return super().forward(inputs + noise)
+
+    trainer = make_trainer(
+        make_task(model=Keeps, loss=cross_entropy, train_dataloader=BATCHES), microbatch_size=4
+    )
+    trainer.fit()
+
+    model = trainer.state.model
+    drawn = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        torch.randn(4, 3, generator=drawn)
+    assert model.num_calls == 6
+    assert len(model.queue) == 6
+    assert torch.equal(model.generator.get_state(), drawn.get_state())
+
+
 def test_a_resumed_run_does_not_compare_again(make_trainer, make_task, tmp_path):
     """It would call the model more often than a run that was never stopped."""
     settings = {"run_dir": tmp_path / "run", "max_duration": "2ep"}

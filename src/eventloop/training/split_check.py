@@ -11,6 +11,10 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
 from eventloop.data.combined import split_batch
 from eventloop.errors import counted
 from eventloop.hook_markers import hookimpl
@@ -59,11 +63,13 @@ class SplitCheck:
             return
         batch = state.batch
         changed_by_passes = ChangedByPasses(state)
+        attributes = _Attributes(state.model)
         try:
             self._comparison = self._begin(state)
         except Exception:  # noqa: BLE001  what is wrong with the batch, training on it will say
             self._is_done = True
         finally:
+            attributes.put_back()
             changed_by_passes.put_back(state)
             state.batch = batch
         self._is_done = self._is_done or self._comparison is not None
@@ -127,6 +133,41 @@ class SplitCheck:
                 "(eventloop-check-loss) examines it",
                 stacklevel=2,
             )
+
+
+class _Attributes:
+    """Attributes of modules: counters, queues that grow, generators of their own.
+
+    Objects that a pass changes in place, such as lists, aren't copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # A lazy module has another class after its first pass, which is no change of an attribute.
+        modules = [module for module in model.modules() if not _is_lazy(module)]
+        self._values = [
+            (values, dict(values))
+            for module in modules
+            for values in (vars(module), module._buffers)
+        ]
+        generators = {
+            id(value): value
+            for module in modules
+            for value in vars(module).values()
+            if isinstance(value, torch.Generator)
+        }
+        self._generators = [(generator, generator.get_state()) for generator in generators.values()]
+
+    def put_back(self) -> None:
+        for values, previous_values in self._values:
+            for name in values.keys() - previous_values.keys():
+                del values[name]
+            values.update(previous_values)
+        for generator, generator_state in self._generators:
+            generator.set_state(generator_state)
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin)
 
 
 @dataclass(frozen=True)
