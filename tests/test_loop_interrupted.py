@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, hookimpl
 from eventloop.plugin.declared_hooks import HOOKS
@@ -222,6 +223,48 @@ def test_a_batch_of_a_plugin_s_own_steps_is_named(make_trainer, make_plugin):
         actual, _ = run(make_trainer, make_plugin("m-own", train_batch=train_batch))
 
     assert actual["clock"][1] == 6
+
+
+def test_a_batch_of_own_steps_that_were_not_reached_is_trained_on(make_trainer, make_plugin):
+    """An exception before `train_batch` says nothing about the steps of the batch before."""
+    failures, batches = [OSError("once")], []
+
+    def after_dataloader(state):
+        if state.clock.batch == 1 and failures:
+            raise failures.pop()
+
+    def train_batch(state):
+        batches.append(state.clock.batch)
+        return state.update(lambda state: state.model(state.microbatch[0]).mean(), ["sgd"])
+
+    plugin = make_plugin("m-own", train_batch=train_batch, after_dataloader=after_dataloader)
+    _, num_raised = run(make_trainer, plugin)
+
+    assert num_raised == 1
+    assert batches == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_counts_a_repeated_batch_twice_is_named(make_trainer, make_plugin):
+    """Statistics of batch norms and train metrics have seen it when it raises."""
+    failures = [OSError("once")]
+
+    def before_backward():
+        if failures:
+            raise failures.pop()
+
+    task = Task(
+        model=lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)),
+        loss=cross_entropy,
+        train_dataloader=LOADERS["list"],
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.5),
+        train_metrics={"accuracy": MulticlassAccuracy(3)},
+    )
+    trainer = make_trainer(task, algorithms=[make_plugin(before_backward=before_backward)])
+    with pytest.raises(OSError, match="once"):
+        trainer.fit()
+
+    with pytest.warns(UserWarning, match="batch 1 .*statistics of 0 and the metric train/accuracy"):
+        trainer.fit()
 
 
 def test_an_exception_at_the_end_of_the_fit_leaves_its_last_checkpoint_to_the_next(

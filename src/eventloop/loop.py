@@ -25,6 +25,7 @@ from eventloop.training.interrupted_fit import (
     InterruptedFit,
     Stage,
     require_same_stage,
+    warn_of_counts_twice,
     warn_of_lost_batch,
 )
 from eventloop.training.metrics import log_train_metrics
@@ -260,7 +261,7 @@ class Loop:
         self._stepped = False
         if not hooks.should_skip_batch(state):
             self._stepped = hooks.train_batch(state)
-        self._can_update = False
+        self._has_begun = self._can_update = False
         self._stage = "trained"
 
         # The clock moves before `batch_end`, the learning rates after it.
@@ -484,13 +485,13 @@ class Loop:
         """Drops what a fit that failed in mid-batch left, gradients of half a batch included."""
         state.batch = state.microbatch = state.outputs = state.loss = None
         self.hooks.zero_grad(state, state.optimizers)
-        self._can_update = False
+        self._has_begun = self._can_update = False
 
     def _interrupted_fit(self, state: State) -> InterruptedFit:
         """Returns where this fit is, for the one that continues it."""
         is_training = self._has_begun or self._can_update
         may_have_stepped = is_training and state.owner("train_batch") != "core"
-        return InterruptedFit(self._stage, may_have_stepped, state.batch, state.loss)
+        return InterruptedFit(self._stage, is_training, may_have_stepped, state.batch, state.loss)
 
     def _continue_after_epoch(self, state: State) -> None:
         """Does what is outstanding of an epoch at whose end an earlier fit raised."""
@@ -519,6 +520,8 @@ class Loop:
             return
         if interrupted.repeats_batch:
             feed.put_back()
+            if interrupted.has_begun:
+                warn_of_counts_twice(state)
         elif interrupted.is_in_epoch and interrupted.stage != "batch done":
             self._stage = interrupted.stage
             state.batch, state.loss = interrupted.batch, interrupted.loss

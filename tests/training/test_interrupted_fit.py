@@ -10,7 +10,7 @@ from eventloop_testing import run_ranks
 
 
 def interrupted_at(stage, *, may_have_stepped=False):
-    return InterruptedFit(stage, may_have_stepped, None, None)
+    return InterruptedFit(stage, True, may_have_stepped, None, None)
 
 
 def test_a_batch_is_repeated_only_if_no_weight_can_have_changed():

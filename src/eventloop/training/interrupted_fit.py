@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+# Private, but what all batch norms are, those over several ranks included (torch 2.13).
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from eventloop.errors import EventloopError
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ class InterruptedFit:
 
     Args:
         stage: how far it had come.
+        has_begun: whether training on the batch had begun.
         may_have_stepped: whether weights may have changed, although `stage` is "taken": a plugin or
             the task owns `train_batch`, and its steps can't be observed.
         batch: `state.batch` of that moment.
@@ -60,6 +64,7 @@ class InterruptedFit:
     """
 
     stage: Stage
+    has_begun: bool
     may_have_stepped: bool
     batch: Any
     loss: Tensor | None
@@ -110,5 +115,22 @@ def warn_of_lost_batch(state: State) -> None:
             f"batch {clock.batch + 1} (epoch {clock.epoch}) raised within its optimizer step and isn't "
             "repeated, since some weights may have changed already; training continues with the next "
             "batch. To train on it as a whole, resume from a checkpoint in a new process",
+            stacklevel=2,
+        )
+
+
+def warn_of_counts_twice(state: State) -> None:
+    """Warns of statistics and metrics that count a repeated batch twice."""
+    counting = [
+        f"the statistics of {name}"
+        for name, module in state.model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    ][:1]
+    counting += [f"the metric train/{name}" for name in state.metrics["train"]]
+    if counting and state.rank == 0:
+        warnings.warn(
+            f"batch {state.clock.batch + 1} is trained on again, since the last fit raised in it: "
+            f"{' and '.join(counting)} may count it twice. Resume from a checkpoint in a new process "
+            "for the numbers of a run that never raised",
             stacklevel=2,
         )
