@@ -273,12 +273,16 @@ def _put_schedulers(state: State, saved: Mapping[str, Any]) -> None:
 
 
 def _savable(feed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state of a feed; without its first batch, if a checkpoint can't hold that."""
+    """Returns the state of a feed, without batches that a checkpoint can't hold."""
+    return {**feed, "first": _savable_batch(feed["first"]), "ahead": _savable_batch(feed["ahead"])}
+
+
+def _savable_batch(batch: Any) -> Any:
     try:
-        flatten(map_leaves(feed["first"], lambda one: one), "first")
+        flatten(map_leaves(batch, lambda value: value), "first")
     except CheckpointError:
-        return {**feed, "first": None}
-    return feed
+        return None
+    return batch
 
 
 def _moved(nest: Any, device: torch.device | str) -> Any:

@@ -219,8 +219,9 @@ POSITION = keys(
         "turned": _position,
     }
 )
+_AHEAD = keys(peeked=each(anything), of_source=each(anything))
 FEED = keys(
-    {"num_padding": COUNT},
+    {"num_padding": COUNT, "ahead": optional(_AHEAD)},
     kind=STR,
     used=BOOL,
     under_way=BOOL,

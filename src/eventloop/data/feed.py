@@ -71,6 +71,7 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._latest: Any = None
+        self._loaded_ahead: Mapping[str, list[Any]] | None = None
         self._epoch = self.num_taken = self._num_own = 0  # the rest of them is padding
         self.is_padding = self._is_loaded = False
 
@@ -178,8 +179,15 @@ class Feed:
             "num_batches": self.num_batches,
             "world_size": self._processes.data_world_size,
             "first": None if self._source.has_first else self._first,
+            "ahead": self._ahead() if self.under_way else None,
             "position": self._source.state_dict(num_own),
         }
+
+    def _ahead(self) -> dict[str, list[Any]] | None:
+        """Returns what was read and not taken; None if the source reads the same batches again."""
+        if not self._source.draws_when_read:
+            return None
+        return {"peeked": [*self._peeked], "of_source": self._source.ahead}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the position, before the first batch; leaves the global generators alone.
@@ -194,6 +202,7 @@ class Feed:
             return  # between epochs: every rank starts the next one
         self._is_loaded, self.num_taken = under_way, state["num_taken"]
         self._first, self._num_own = state["first"], self.num_taken - state.get("num_padding", 0)
+        self._loaded_ahead = state.get("ahead")
         tell_epoch(self.dataloader, self._epoch)
         with kept_generators():
             num_own = self._num_own if under_way else None
@@ -232,7 +241,11 @@ class Feed:
     def _rest(self) -> Iterator[Any]:
         """Returns an iterator over the rest of the loaded epoch."""
         assert self._is_loaded
-        rest = self._source.batches(self._epoch, self._num_own)
+        ahead, self._loaded_ahead = self._loaded_ahead, None
+        self._peeked = [] if ahead is None else list(ahead["peeked"])
+        rest = self._source.batches(self._epoch, self._num_own + len(self._peeked))
+        if ahead is not None:
+            self._source.ahead = list(ahead["of_source"])
         if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
                 self._first = microbatches_of(self._source.first())[0]
@@ -241,9 +254,9 @@ class Feed:
     def _has_own(self) -> bool:
         if self._own_length is not None:
             return self.num_taken < self._own_length
+        if self._iterator is None:  # asked for its length, some raise
+            self._iterator = self._rest()
         if not self._peeked:
-            if self._iterator is None:  # asked for its length, some raise
-                self._iterator = self._rest()
             try:
                 self._peeked = [*islice(self._iterator, 1)]
             except BaseException as error:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
@@ -30,6 +30,17 @@ _MOST_OBJECTS = 2_000
 _LEAVES = (bool, int, float, complex, str, bytes, bytearray, range, type(None), type, ModuleType)
 _NOT_DATA = (Tensor, nn.Module, FunctionType)
 _FOREIGN = ("builtins", "numpy", "threading", "multiprocessing", "logging", "io", "pathlib")
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A data loader that shows which batches it has read and not yielded, so that they are saved.
+
+    Attributes:
+        ahead: these batches, in order; may be replaced by as many others while it is iterated over.
+    """
+
+    ahead: list[Any]
 
 
 class LoaderState:
@@ -148,6 +159,7 @@ class IterableSource(Source):
 
     kind = "iterable"
     suits_any_ranks = False
+    draws_when_read = True
 
     def __init__(self, dataloader: Any) -> None:
         super().__init__(dataloader)
@@ -217,6 +229,16 @@ class IterableSource(Source):
 
     def first(self) -> Any:
         return self._first
+
+    @property
+    def ahead(self) -> list[Any]:
+        loader = self._dataloader
+        return [*loader.ahead] if isinstance(loader, ReadsAhead) else []
+
+    @ahead.setter
+    def ahead(self, batches: list[Any]) -> None:
+        if isinstance(self._dataloader, ReadsAhead):
+            self._dataloader.ahead = batches
 
     def _rng_state(self, *, with_global: bool) -> dict[str, Any]:
         states = self._order.rng_state(with_global=with_global)

@@ -38,6 +38,8 @@ class Source:
         has_first: whether `first` returns the first batch of an epoch that was resumed.
         resume_risks: why a resumed run may get other batches, one reason per data loader.
         limit: the most batches that an epoch may have; None for all.
+        draws_when_read: whether a batch may be another one when it is read again at another time, since
+            its data set may draw from the global generators.
     """
 
     kind = "none"
@@ -45,9 +47,19 @@ class Source:
     suits_any_ranks = has_first = True
     resume_risks: tuple[str, ...] = ()
     limit: int | None = None
+    draws_when_read = False
 
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader
+
+    @property
+    def ahead(self) -> list[Any]:
+        """The batches that the data loader has read and not yielded, where it shows them."""
+        return []
+
+    @ahead.setter
+    def ahead(self, batches: list[Any]) -> None:
+        """Replaces them, as many; called after `batches`."""
 
     @property
     def even_sizes(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -151,11 +152,13 @@ class WithLast:
 
     Attributes:
         is_last: whether nothing comes after the batch that was given last.
+        ahead: the batch that was read and not given yet, if there is one; saved in checkpoints.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self.is_last = False
+        self.ahead: list[Any] = []
 
     @property
     def dataset(self) -> Any:
@@ -165,13 +168,12 @@ class WithLast:
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader)
         self.is_last = False
-        none: Any = object()
-        batch = next(batches, none)
-        while batch is not none:
-            following = next(batches, none)
-            self.is_last = following is none
+        self.ahead = [*itertools.islice(batches, 1)]
+        while self.ahead:
+            batch = self.ahead.pop()
+            self.ahead = [*itertools.islice(batches, 1)]
+            self.is_last = not self.ahead
             yield batch
-            batch = following
 
 
 def _for_the_loop(combined: CombinedLoader, *, is_sized: bool) -> Any:
