@@ -22,6 +22,7 @@ from eventloop.training.auto_microbatch import ChangedByPasses
 from eventloop.training.evaluation import evaluation_mode
 from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.running_means import on_device
+from eventloop.training.sharded_tensors import sharded
 
 if TYPE_CHECKING:
     from eventloop.plugin.plans import ActivePlugins
@@ -97,7 +98,11 @@ class SplitCheck:
         count = self._active.unwrapped("count_batch", state)
         with evaluation_mode(state):
             samples = count(state, whole).samples
-            if samples < 2:
+            fewest_samples = samples
+            if any(sharded(param) is not None for param in state.model.parameters()):
+                # Every pass of a sharded model is collective.
+                fewest_samples = min(state.all_gather(samples))
+            if fewest_samples < 2:
                 return None
             halves = split_batch(state.train_dataloader, whole, math.ceil(samples / 2))
             losses = []
