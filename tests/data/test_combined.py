@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.checkpoint.schema import POSITION
 from eventloop.data import cycled, zipped
-from eventloop.data.combined import known_length
+from eventloop.data.combined import known_length, sample_counter, split_batch
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
@@ -323,3 +323,15 @@ def test_what_is_empty_for_another_reason_is_not_blamed_on_drop_last(loader):
         next(iter(cycled(loader)))
 
     assert "drop_last" not in caught.value.fix
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_zipped_loaders_within_others_count_by_their_first(by_name):
+    """Their parts differ in size on purpose, however they are nested."""
+    large, small = ([(torch.zeros(size, 3), torch.zeros(size))] for size in (4, 2))
+    loader = zipped(large=large, small=small) if by_name else zipped(large, small)
+
+    for nested in (cycled(loader), zipped(loader, small), cycled(zipped(loader, cycled(small)))):
+        assert sample_counter(nested)(next(iter(nested))) == 4
+    pieces = split_batch(cycled(loader), next(iter(loader)), 2)
+    assert len(pieces) == 2

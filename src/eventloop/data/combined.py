@@ -123,7 +123,8 @@ class Zipped:
         if not self._is_own(batch):
             return num_samples(batch)
         parts = batch.values() if self.by_name else batch
-        return num_samples(next(iter(parts)))
+        first_loader = next(iter(self.parts.values()))
+        return sample_counter(first_loader)(next(iter(parts)))
 
     def _is_own(self, batch: Any) -> bool:
         """Whether a batch has the parts of these loaders; a plugin may have put another in its place."""
@@ -157,7 +158,7 @@ class Cycled:
 
 def sample_counter(dataloader: Any) -> Callable[[Any], int]:
     """Returns the function that counts the samples of a data loader's batches."""
-    while isinstance(dataloader, FirstBatches):
+    while isinstance(dataloader, (FirstBatches, Cycled)):
         dataloader = dataloader.dataloader
     return dataloader.num_samples if isinstance(dataloader, Zipped) else num_samples
 
@@ -168,7 +169,7 @@ def split_batch(dataloader: Any, batch: Any, size: int) -> list[Any]:
     Raises:
         TaskError: it can't be split.
     """
-    while isinstance(dataloader, FirstBatches):
+    while isinstance(dataloader, (FirstBatches, Cycled)):
         dataloader = dataloader.dataloader
     if isinstance(dataloader, Zipped):
         return dataloader.split(batch, size)
