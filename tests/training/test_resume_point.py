@@ -29,7 +29,8 @@ def test_a_run_that_is_stopped_before_its_first_batch_trains_on_none(
     stops = make_plugin(**{hook: lambda state: state.request_stop("enough")})
     trainer = make_trainer(callbacks=[stops])
 
-    trainer.fit()
+    with pytest.warns(UserWarning, match="nothing was trained: the run is stopped by made"):
+        trainer.fit()
 
     assert trainer.state.clock.batch == 0
     assert str(trainer.state.stop_reason) == "enough"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.errors import CheckpointError, counted, first_of
+from eventloop.training.weight_export import loaded_by_own_code
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -170,12 +171,16 @@ def restore_structure(state: State, changes: Mapping[str, Any], weights: Mapping
 def fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> list[str]:
     """Resizes registered buffers to the shapes that they have among weights; returns their names.
 
-    A buffer that is registered as None has come into being in training; another may have grown.
+    A buffer that is registered as None has come into being in training; another may have grown. Those
+    of modules that load their weights by code of their own are left to it.
     """
+    own_code = tuple(loaded_by_own_code(model))
     own = _shapes(model.named_buffers())
     placed = []
     for name, value in weights.items():
         if not hasattr(value, "shape") or own.get(name) == tuple(value.shape):
+            continue
+        if name.startswith(own_code):
             continue
         path, _, last = name.rpartition(".")
         modules = dict(model.named_modules())

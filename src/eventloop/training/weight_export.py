@@ -34,7 +34,7 @@ def fit_to_load(weights: Mapping[str, Any], model: nn.Module) -> Mapping[str, An
     Tensors that are still to be read are read where a module overrides how it is loaded, or has a hook
     for it: it may keep them, assign them to `.data`, or make arrays of them, as it can with plain ones.
     """
-    own = tuple(_loaded_by_own_code(model))
+    own = tuple(loaded_by_own_code(model))
     read = {
         name: one.detach()  # a subclass may only wrap another tensor
         for name, one in weights.items()
@@ -43,7 +43,7 @@ def fit_to_load(weights: Mapping[str, Any], model: nn.Module) -> Mapping[str, An
     return {**weights, **read} if read else weights
 
 
-def _loaded_by_own_code(model: nn.Module) -> Iterator[str]:
+def loaded_by_own_code(model: nn.Module) -> Iterator[str]:
     """Yields the name prefixes of modules whose own code loads their weights."""
     if getattr(model.load_state_dict, "__func__", None) is not nn.Module.load_state_dict:
         yield ""
