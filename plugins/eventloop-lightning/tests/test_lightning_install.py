@@ -171,7 +171,7 @@ def test_the_signature_has_lightnings_arguments_and_ours():
 
     ours = inspect.signature(Trainer).parameters
 
-    assert list(ours) == [*theirs, "settings", "algorithms", "watchers"]
+    assert list(ours) == [*theirs, "settings", "algorithms", "watchers", "leave_out"]
     assert all(ours[name] == one for name, one in theirs.items())
 
 

@@ -68,8 +68,12 @@ def warn_of_overridden_stop(state: State, stopped: Stopped) -> None:
 
 
 def warn_of_repeated_stop(state: State, stopped: Stopped) -> None:
-    """Warns that a fit has trained nothing, since the run was stopped again before its first batch."""
-    if state.rank == 0:
+    """Warns that a fit has trained nothing, since the run was stopped again before its first batch.
+
+    A trial that was pruned is told so whenever it is started: nothing is to be done about it.
+    """
+    is_pruned = state.stop_reason is not None and state.stop_reason.kind == "pruned"
+    if state.rank == 0 and not is_pruned:
         warnings.warn(
             f"nothing was trained: the run is {stopped}. To train on, call fit(until=...) with a later "
             "end, or change the options of what stops it",
