@@ -259,7 +259,7 @@ def test_a_folder_without_checkpoints_is_told_of(run, saved):
         (["verify"], "`eventloop checkpoints verify` needs PATH"),
         (["diff", RUN], "`eventloop checkpoints diff` needs B"),
         (["verfy", RUN], "no subcommand 'verfy'; the closest is 'verify'"),
-        ([RUN, "--qiuck=1"], "no option 'qiuck'; the closest is 'quick'"),
+        ([RUN, "--qiuck=1"], "no option '--qiuck'; the closest is 'quick'"),
         ([RUN, "-p", "mixup"], "takes no -p"),
         ([RUN, "runs/b"], "'runs/b' isn't expected here"),
     ],
