@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import warnings
 from pathlib import Path
 
 import pytest
 
-from eventloop import Trainer
+from eventloop import Trainer, hookimpl
 from eventloop.files import disk
 from eventloop_testing import run_ranks, tiny_task
 
@@ -142,3 +143,36 @@ def test_ranks_go_on_and_rank_0_warns(tmp_path):
     assert of_rank_0
     assert of_rank_1 == []
     assert (tmp_path / "checkpoints" / "ba00000003").is_dir()
+
+
+def test_a_fit_after_an_exception_waits_for_what_the_first_still_removes(tmp_path, monkeypatch):
+    """Two that remove the same checkpoint are in each other's way."""
+    rename, begun, next_fit = disk.rename, threading.Event(), threading.Event()
+
+    def slow_rename(path, target):
+        if Path(path).name.startswith("ba") and not begun.is_set():
+            begun.set()
+            next_fit.wait(timeout=1.0)
+        rename(path, target)
+
+    class FailsOnce:
+        has_failed = False
+
+        @hookimpl
+        def before_forward(self, state):
+            if self.has_failed:
+                next_fit.set()
+            elif state.clock.batch == 1:
+                self.has_failed = True
+                assert begun.wait(timeout=60)
+                raise OSError("a batch")
+
+    monkeypatch.setattr(disk, "rename", slow_rename)
+    trainer = trainer_in(tmp_path, "4ba", callbacks=[FailsOnce()])
+    with trainer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OSError, match="a batch"):
+            trainer.fit()
+        trainer.fit()
+
+    assert names_in(tmp_path) == ["ba00000004"]

@@ -104,7 +104,8 @@ def task(lr: float = 0.1):
         train_dataloader=batches,
         eval_dataloaders={"valid": batches},
         test_dataloaders={"test": batches},
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=lr),
+        # Away from the minimum, so that the best evaluation is the first.
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=lr, maximize=True),
         settings={"max_duration": "3ep", "device": "cpu"},
     )
 """
@@ -114,7 +115,7 @@ def test_the_best_evaluation_of_a_metric_that_no_test_set_has_is_found(tiny, mon
     """Without `--metric`, by the eval set alone; again with another objective is another sweep."""
     (tiny / "sets.py").write_text(SETS)
     monkeypatch.setenv("PYTHONPATH", str(Path(eventloop_sweep.__file__).parents[1]))
-    line = ["sets.py", "--task.lr", "0.1,-0.1", "--trials", "1", "--run-dir", "here", "--pruner",
+    line = ["sets.py", "--task.lr", "0.1,0.2", "--trials", "1", "--run-dir", "here", "--pruner",
             "none", "--no-plugins", "--json", "--objective", "best"]  # fmt: skip
 
     status = run(line)
@@ -124,6 +125,7 @@ def test_the_best_evaluation_of_a_metric_that_no_test_set_has_is_found(tiny, mon
     result = json.loads(next((tiny / "here").glob("trial-*.json")).read_text())
     assert (status, content["metric"], content["direction"]) == (0, "valid/loss", "minimize")
     assert trial["value"] == result["extremes"]["valid/loss"]["min"]
+    assert trial["value"] < result["metrics"]["valid/loss"]
     assert result["test_sets"] == ["test"]
     with pytest.raises(UsageError, match="of the best evaluation of each trial, not of the last"):
         run(line[:-2])

@@ -111,6 +111,8 @@ class Saver:
 
     @hookimpl
     def fit_start(self, state: State) -> None:
+        self._writer.wait()  # a fit that ended by an exception may have left it at work
+
         def begin() -> None:
             if self._lock is not None and state.rank == 0:
                 self._lock.acquire()
