@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -344,3 +345,76 @@ def test_an_order_drawn_from_the_data_set_s_own_generator_is_a_new_one_each_epoc
         torch.randperm(8, generator=plain)
 
         assert torch.equal(found, plain.get_state())
+
+
+class MadeLate(Drawing):
+    """Makes its generator when it reads the first sample."""
+
+    rng = None
+
+    def __getitem__(self, idx):
+        if self.rng is None:
+            self.rng = np.random.default_rng(7)
+        return [int(idx), self.rng.random()]
+
+
+class MadeEachEpoch(Drawing):
+    """Makes its generator when it is told the epoch; a helper object holds it."""
+
+    def set_epoch(self, epoch):
+        self.helper = SimpleNamespace(rng=np.random.default_rng(epoch))
+
+    def __getitem__(self, idx):
+        return [int(idx), self.helper.rng.random()]
+
+
+class MadeForEachSample(Drawing):
+    """Makes its generator of the index, again and again."""
+
+    def __getitem__(self, idx):
+        self.rng = random.Random(int(idx))
+        return [int(idx), self.rng.random(), random.random()]
+
+
+_generator = random.Random(0)
+
+
+class UsesAGlobalVariable(Drawing):
+    """Draws from a generator of its module."""
+
+    def __getitem__(self, idx):
+        return [int(idx), _generator.random()]
+
+
+@pytest.mark.parametrize("kind", [MadeLate, MadeEachEpoch, MadeForEachSample, UsesAGlobalVariable])
+def test_a_generator_is_tied_to_the_sample_whenever_it_is_made(kind):
+    """In workers, too, whose copies nobody else sees."""
+    alone = [rows(DataLoader(kind(), 3), epoch) for epoch in (0, 1)]
+
+    assert [rows(DataLoader(kind(), 4, shuffle=True), epoch) for epoch in (0, 1)] == alone
+    assert [rows(DataLoader(kind(), 3, num_workers=2), epoch) for epoch in (0, 1)] == alone
+    assert alone[0] != alone[1]
+
+
+class ToldItsEpoch(Drawing):
+    """Knows the epoch, and nothing else."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, idx):
+        return [int(idx), self.epoch]
+
+
+def test_workers_that_stay_are_told_the_epoch():
+    """Their copies of the data set were made in the first one."""
+    loader = DataLoader(ToldItsEpoch(), 3, num_workers=2, persistent_workers=True)
+    feed = Feed(loader, Processes(), sample_seed=0)
+    epochs = []
+    for epoch in range(4):
+        feed.start_epoch(epoch)
+        while feed.has_next():
+            epochs += feed.next()[1].tolist()
+        feed.end_epoch()
+
+    assert epochs == [epoch for epoch in range(4) for _ in range(12)]

@@ -1,50 +1,256 @@
-"""The state of a sampler: which attributes are part of it."""
+"""The state of samplers of every kind: restored to the entry, or refused."""
 
 from __future__ import annotations
 
+import collections
+import enum
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import Sampler
 
-from eventloop.data.sampler_state import SamplerState, declares
+from eventloop.data.sampler_state import SamplerState
+
+NUM_SAMPLES = 20
 
 
-class _Parent:
-    shared = 1
-
-    def method(self):
-        self._made_later = 2
-
-    @property
-    def asked(self):
-        return 3
+class Phase(enum.Enum):
+    FIRST = 0
+    SECOND = 1
 
 
-def test_only_names_that_a_class_sets_are_declared():
-    """A name from a file may be that of a method, or of nothing at all."""
-    made = type("Child", (_Parent,), {})()
-    made.given = 4
-
-    assert all(declares(made, name) for name in ("given", "_made_later"))
-    assert not any(declares(made, name) for name in ("method", "asked", "__class__", "other"))
-
-
-class Counts(Sampler):
-    """Counts its epochs."""
+class Base(Sampler):
+    """Yields samples in an order that its state decides; `step` changes the state."""
 
     def __init__(self):
-        self.epoch = 0
+        self.prepare()
+
+    def __len__(self):
+        return NUM_SAMPLES
 
     def __iter__(self):
+        return iter(random.Random(repr(self.step())).sample(range(NUM_SAMPLES), NUM_SAMPLES))
+
+
+class Deque(Base):
+    def prepare(self):
+        self.queue = collections.deque(range(5), maxlen=5)
+
+    def step(self):
+        self.queue.append(sum(self.queue))
+        return list(self.queue)
+
+
+class NestedList(Base):
+    def prepare(self):
+        self.levels = {"easy": [[1, 2], {3}]}
+
+    def step(self):
+        self.levels["easy"][0].append(len(self.levels))
+        self.levels["easy"][1].add(len(self.levels["easy"][0]))
+        return self.levels
+
+
+class NumPyInteger(Base):
+    def prepare(self):
+        self.epoch = np.int64(3)
+
+    def step(self):
         self.epoch += 1
-        return iter(range(3))
+        return type(self.epoch).__name__, int(self.epoch)
 
 
-def test_an_attribute_that_a_sampler_does_not_set_is_refused():
-    """A changed checkpoint would otherwise replace any method of it."""
-    sampler = Counts()
+class EnumMember(Base):
+    def prepare(self):
+        self.phase = Phase.FIRST
+
+    def step(self):
+        self.phase = Phase.SECOND if self.phase is Phase.FIRST else Phase.FIRST
+        return self.phase.name
+
+
+class ClassAttribute(Base):
+    num_epochs = 0
+
+    def prepare(self):
+        type(self).num_epochs = 0
+
+    def step(self):
+        type(self).num_epochs += 1
+        return self.num_epochs
+
+
+class Slot(Base):
+    __slots__ = ("position",)
+
+    def prepare(self):
+        self.position = 0
+
+    def step(self):
+        self.position += 3
+        return self.position
+
+
+class GeneratorInAnObject(Base):
+    def prepare(self):
+        self.helper = SimpleNamespace(rng=np.random.default_rng(0))
+
+    def step(self):
+        return self.helper.rng.integers(0, 10**9)
+
+
+class GeneratorInAList(Base):
+    def prepare(self):
+        self.stages = [random.Random(0), torch.Generator().manual_seed(1)]
+
+    def step(self):
+        return self.stages[0].random(), torch.rand((), generator=self.stages[1]).item()
+
+
+class MadeLate(Base):
+    def prepare(self):
+        self.rng = None
+
+    def step(self):
+        self.rng = self.rng or np.random.Generator(np.random.Philox(5))
+        return self.rng.random()
+
+
+class Count(Base):
+    def prepare(self):
+        self.counter = itertools.count(3, 2)
+        self.cycle = itertools.cycle("abc")
+        self.rest = iter(range(100))
+
+    def step(self):
+        return next(self.counter), next(self.cycle), next(self.rest)
+
+
+class Closure(Base):
+    def prepare(self):
+        num_calls = 0
+
+        def count():
+            nonlocal num_calls
+            num_calls += 1
+            return num_calls
+
+        self.count = count
+
+    def step(self):
+        return self.count()
+
+
+_GLOBAL_GENERATOR = random.Random(0)
+
+
+class GlobalGenerator(Base):
+    def prepare(self):
+        _GLOBAL_GENERATOR.seed(0)
+
+    def step(self):
+        return _GLOBAL_GENERATOR.random()
+
+
+class SharedReference(Base):
+    def prepare(self):
+        self.stages = [[1], [2], [3]]
+        self.current = self.stages[0]
+
+    def step(self):
+        self.current.append(len(self.current))
+        self.current = self.stages[len(self.current) % 3]
+        return self.stages
+
+
+class OfNumbers(list):
+    """A subclass of a container."""
+
+
+class SubclassOfAContainer(Base):
+    def prepare(self):
+        self.numbers = OfNumbers([1])
+
+    def step(self):
+        self.numbers.append(sum(self.numbers))
+        self.numbers.largest = max(self.numbers)
+        return list(self.numbers), self.numbers.largest
+
+
+class RemovedAttribute(Base):
+    def prepare(self):
+        self.warmup = True
+
+    def step(self):
+        if hasattr(self, "warmup"):
+            del self.warmup
+            return "warmup"
+        return "over"
+
+
+class Tensors(Base):
+    def prepare(self):
+        self.weights = torch.ones(3)
+        self.view = self.weights[1:]
+        self.counts = np.zeros(4, dtype=np.int16)
+
+    def step(self):
+        self.view.mul_(1.5)
+        self.counts[1] += 1
+        return self.weights.tolist(), self.counts.tolist()
+
+
+KINDS = Base.__subclasses__()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_the_order_goes_on_where_it_was(kind, num_epochs):
+    """Whatever decides it: a container, a generator, a slot, a closure, a global variable."""
+    sampler = kind()
     state = SamplerState(sampler)
-    list(sampler)
-    assert state.state_dict()["attributes"] == {"epoch": 1}
+    for _ in range(num_epochs):
+        list(sampler)
+    saved = state.state_dict()
+    expected = [list(sampler) for _ in range(3)]
 
-    with pytest.raises(ValueError, match="a Counts sets no attribute '__iter__' to values"):
-        state.load_state_dict({**state.state_dict(), "attributes": {"__iter__": 1}})
+    resumed = kind()
+    SamplerState(resumed).load_state_dict(saved)
+
+    assert [list(resumed) for _ in range(3)] == expected
+
+
+def test_a_state_of_an_earlier_version_is_loaded():
+    """It has generators and plain values by attribute."""
+    sampler = GeneratorInAnObject()
+    sampler.rng = random.Random(4)
+    rng = random.Random(9)
+    version, words, gauss = rng.getstate()
+    saved = {"version": version, "words": torch.tensor(words), "gauss": gauss}
+
+    SamplerState(sampler).load_state_dict(
+        {"kind": "GeneratorInAnObject", "generators": {"rng": saved}, "attributes": {"epoch": 2}}
+    )
+
+    assert (sampler.epoch, sampler.rng.random()) == (2, rng.random())
+
+
+@pytest.mark.parametrize("path", ["sampler.__iter__", "sampler.step", "sampler.queue.x", "step"])
+def test_a_path_that_is_no_data_of_the_sampler_is_left_and_named(path):
+    """A changed checkpoint would otherwise replace any method of it."""
+    sampler = Deque()
+    expected = dict(vars(sampler))
+
+    with pytest.warns(UserWarning, match=f"stay as they are built: {path} isn't there"):
+        SamplerState(sampler).load_state_dict(
+            {
+                "kind": "Deque",
+                "objects": {"contents": {}, "values": {path: 1}, "gone": [], "lost": {}},
+            }
+        )
+
+    assert vars(sampler) == expected

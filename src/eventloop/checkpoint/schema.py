@@ -188,8 +188,11 @@ TRAINING = keys(
     microbatch_size=optional(between(1, 2**53)),
 )
 
-_SAMPLER = keys({"state": NAMED, "generators": NAMED, "attributes": NAMED}, kind=STR)
-_PLACES = keys(generators=NAMED, watched=by_name(_SAMPLER))
+OBJECTS = keys(contents=NAMED, values=NAMED, gone=each(STR), lost=by_name(STR))
+_SAMPLER = keys(
+    {"state": NAMED, "objects": OBJECTS, "generators": NAMED, "attributes": NAMED}, kind=STR
+)
+_PLACES = keys({"objects": OBJECTS, "stateful": by_name(_SAMPLER)})
 SAMPLING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR, "places": _PLACES})
 _SEED = optional(between(-(2**62), 2**62))
 
@@ -211,6 +214,7 @@ POSITION = keys(
         "check": optional(COUNT),
         "now": SAMPLING,
         "turns": keys(seeds_once=BOOL, has_begun=BOOL),
+        "data": OBJECTS,
         "num_workers": COUNT,
         "is_exhausted": BOOL,
         "parts": by_name(_position),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -125,6 +126,11 @@ def parts_of(dataset: Any) -> Sequence[Any]:
         return [dataset.dataset]
     parts = dataset.datasets if type(dataset) in (ConcatDataset, StackDataset) else []
     return list(parts.values()) if isinstance(parts, Mapping) else parts
+
+
+def datasets_of(dataset: Any) -> list[Any]:
+    """Returns a data set and those that it is made of, if it is one of torch's own wrappers."""
+    return [dataset, *itertools.chain.from_iterable(map(datasets_of, parts_of(dataset)))]
 
 
 def _gather(dataset: Any, indices: Sequence[int]) -> Any:

@@ -1,4 +1,4 @@
-"""Iterables of a user's own: generators and samplers in them are restored, taken batches read again."""
+"""Iterables of a user's own: the objects in them are restored, taken batches read again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import copy
 import functools
 import itertools
 import warnings
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
 from eventloop.data.combined import USED_UP, is_map_style
@@ -23,13 +20,11 @@ from eventloop.data.sample_seeds import collate
 from eventloop.data.sampler_state import SamplerState, Stateful
 from eventloop.data.sharding import copy_with
 from eventloop.errors import TaskError
-from eventloop.rng import get_rng_state, is_generator, kept_generators, set_rng_state
+from eventloop.object_state.tracked import TrackedObjects, restored_objects
+from eventloop.object_state.walk import walk
+from eventloop.rng import kept_generators
 
-_MOST_ENTRIES = 100  # of a sequence or mapping; longer ones are data
-_MOST_OBJECTS = 2_000
-_LEAVES = (bool, int, float, complex, str, bytes, bytearray, range, type(None), type, ModuleType)
-_NOT_DATA = (Tensor, nn.Module, FunctionType)
-_FOREIGN = ("builtins", "numpy", "threading", "multiprocessing", "logging", "io", "pathlib")
+_ROOT = "dataloader"
 
 
 @runtime_checkable
@@ -44,40 +39,35 @@ class ReadsAhead(Protocol):
 
 
 class LoaderState:
-    """The generators, samplers and stateful data sets that an object holds, by their paths.
+    """The objects that a data loader is made of: data set, samplers, generators and others.
 
-    Looks into attributes, sequences and mappings, data loaders and data sets among them.
+    Samplers and data sets with `state_dict` and `load_state_dict` save their state by themselves.
 
     Attributes:
         iterators: the paths of iterators, whose positions can't be saved.
     """
 
-    def __init__(self, root: Any) -> None:
-        self._generators: dict[str, Any] = {}
-        self._samplers: dict[str, SamplerState] = {}
-        self.iterators: list[str] = []
-        for path, part in _inside(root):
-            if is_generator(part):
-                self._generators[path] = part
-            elif isinstance(part, Sampler) or (
-                isinstance(part, Dataset) and isinstance(part, Stateful)
-            ):
-                self._samplers[path] = SamplerState(part)
-            elif isinstance(part, Iterator):
-                self.iterators.append(path)
+    def __init__(self, dataloader: Any) -> None:
+        parts = walk({_ROOT: dataloader}).objects
+        self._stateful = {
+            path: SamplerState(part)
+            for path, part in parts.items()
+            if path != _ROOT and isinstance(part, Stateful) and isinstance(part, Sampler | Dataset)
+        }
+        stateful_parts = [parts[path] for path in self._stateful]
+        self._objects = TrackedObjects({_ROOT: dataloader}, stateful_parts)
+        self.iterators = self._objects.unsavable_iterators()
 
     def state_dict(self) -> dict[str, Any]:
-        generators = {path: get_rng_state(one) for path, one in self._generators.items()}
-        samplers = {path: copy.deepcopy(one.state_dict()) for path, one in self._samplers.items()}
-        return {"generators": generators, "watched": samplers}
+        stateful = {path: part.state_dict() for path, part in self._stateful.items()}
+        return {"objects": self._objects.state_dict(), "stateful": stateful}
 
     def load_state_dict(self, state: Saved) -> None:
-        for path, rng_state in state.get("generators", {}).items():
-            if path in self._generators:
-                set_rng_state(self._generators[path], rng_state)
-        for path, saved in state.get("watched", {}).items():
-            if path in self._samplers and saved["kind"] == self._samplers[path].kind:
-                self._samplers[path].load_state_dict(saved)
+        if "objects" in state:  # not in checkpoints of version 0.1
+            self._objects.load_state_dict(state["objects"])
+        for path, saved in state.get("stateful", {}).items():
+            if path in self._stateful and saved["kind"] == self._stateful[path].kind:
+                self._stateful[path].load_state_dict(saved)
 
 
 @contextmanager
@@ -86,54 +76,13 @@ def restored_loader_state(dataloader: Any) -> Iterator[None]:
 
     The global generators aren't among them.
     """
-    loader_state = LoaderState(dataloader)
-    state = loader_state.state_dict()
-    samplers = [
-        (part, dict(vars(part)))
-        for path, part in _inside(dataloader)
-        if isinstance(part, Sampler) or (path.endswith("sampler") and hasattr(part, "__dict__"))
-    ]
     # torchdata's loader would start workers to return its position; its data set is looked at.
     is_stateful = isinstance(dataloader, Stateful) and not isinstance(dataloader, DataLoader)
-    own = copy.deepcopy(dataloader.state_dict()) if is_stateful else {}
-    try:
+    position = copy.deepcopy(dataloader.state_dict()) if is_stateful else {}
+    with restored_objects(dataloader=dataloader):
         yield
-    finally:
-        for sampler, attributes in samplers:
-            vars(sampler).update(attributes)
-        loader_state.load_state_dict(state)
-        if is_stateful:
-            dataloader.load_state_dict(own)
-
-
-def _inside(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the objects that an object is made of, each once, the nearest first."""
-    seen = {id(root)}
-    waiting = deque(_parts_of(root))
-    while waiting and len(seen) < _MOST_OBJECTS:
-        path, part = waiting.popleft()
-        if id(part) in seen or isinstance(part, (*_LEAVES, *_NOT_DATA)):
-            continue
-        seen.add(id(part))
-        yield path, part
-        waiting.extend((f"{path}{step}", inner) for step, inner in _parts_of(part))
-
-
-def _parts_of(whole: Any) -> list[tuple[str, Any]]:
-    """Returns what an object holds, each with the step to it: `.loaders`, `[0]`."""
-    if is_generator(whole):
-        return []
-    if isinstance(whole, (list, tuple, Mapping)):
-        if len(whole) > _MOST_ENTRIES:
-            return []
-        entries = whole.items() if isinstance(whole, Mapping) else enumerate(whole)
-        return [(f"[{key!r}]", part) for key, part in entries]
-    root = type(whole).__module__.partition(".")[0]
-    if root in {*_FOREIGN, "torch"} and not isinstance(whole, (DataLoader, Dataset, Sampler)):
-        return []
-    attributes = getattr(whole, "__dict__", {})
-    # Workers that persist aren't what a loader is made of.
-    return [(f".{name}", part) for name, part in attributes.items() if name != "_iterator"]
+    if is_stateful:
+        dataloader.load_state_dict(position)
 
 
 def to_evaluate(dataloader: Any) -> Any:
@@ -167,11 +116,8 @@ class IterableSource(Source):
         self._order = Order((), getattr(dataloader, "generator", None))
         self._passes = LoaderPasses(to_evaluate(dataloader), self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
-        self._data = getattr(dataloader, "dataset", dataloader)
-        self._built = _counters_of(self._data)
-        self._lost: Saved = {}
         self._first: Any = None
-        self._name = f"a {type(self._data).__name__}"
+        self._name = f"a {type(getattr(dataloader, 'dataset', dataloader)).__name__}"
         held = ", ".join(f"`{path.lstrip('.')}`" for path in self._state.iterators)
         why = f" that holds {held}, whose position isn't saved" if held else ""
         self.resume_risks = (f"{self._name}{why}",)
@@ -190,10 +136,11 @@ class IterableSource(Source):
         if num_read < num_taken:
             what = f"{self._name} yielded {num_read} batches, of which {num_taken} had been taken"
             raise TaskError(what, fix=USED_UP)
-        if num_read or self._lost:
+        if num_read:
             warnings.warn(
-                f"{num_read} batches were read again to resume in mid-epoch: {self._name} can't "
-                f"begin at a later one, and {self._what_restarts()}",
+                f"{num_read} batches were read again to resume in mid-epoch: {self._name} has no "
+                "state_dict and load_state_dict, by which it could begin at a later one"
+                + self._lost_in_workers(),
                 stacklevel=2,
             )
         return iterator
@@ -204,18 +151,12 @@ class IterableSource(Source):
             "start": None if num_taken is None else self._order.start,
             "now": self._rng_state(with_global=False),
             "turns": self._passes.state_dict(),
-            "counted": dict(_counters_of(self._data).items() - self._built.items()),
         }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
         self._passes.load_state_dict(state["turns"])
-        self._lost = state.get("counted", {})
         if num_taken is None:
             self._restore(state["now"])
-            if self._lost:
-                warnings.warn(
-                    f"{self._name} can't resume exactly: {self._what_restarts()}", stacklevel=2
-                )
             return
         if state["num_workers"] != self._num_workers:
             raise TaskError(
@@ -248,17 +189,7 @@ class IterableSource(Source):
         self._order.set_rng_state(state)
         self._state.load_state_dict(state.get("places", {}))
 
-    def _what_restarts(self) -> str:
-        """Says what isn't saved; by name if it was seen to change."""
-        counters = ", ".join(f"{name}={value!r}" for name, value in sorted(self._lost.items()))
-        what = counters or "its epochs, for instance"
-        return (
-            f"what it counts itself ({what}) starts anew; it is kept where the data has state_dict "
-            "and load_state_dict"
-        )
-
-
-def _counters_of(data: Any) -> dict[str, Any]:
-    """Returns the attributes that may be counters: plain numbers and texts."""
-    attributes = getattr(data, "__dict__", {}).items()
-    return {name: value for name, value in attributes if type(value) in (bool, int, float, str)}
+    def _lost_in_workers(self) -> str:
+        if not self._num_workers:
+            return ""
+        return "; what its copies in worker processes count starts anew"

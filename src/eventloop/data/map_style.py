@@ -19,13 +19,15 @@ from torch.utils.data import (
 
 from eventloop.data.combined import known_length
 from eventloop.data.draws import may_draw
-from eventloop.data.in_memory import gathering
+from eventloop.data.in_memory import datasets_of, gathering
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_errors import NamedSamples
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, reads_batches, seeded
+from eventloop.data.sampler_state import samplers_of
 from eventloop.data.sharding import SHARED, RankPart, UnevenSteps, copy_with, order_as, shared_order
 from eventloop.errors import TaskError, counted
+from eventloop.object_state.tracked import TrackedObjects
 from eventloop.rng import KeptGenerators, kept_generators
 
 if TYPE_CHECKING:
@@ -52,7 +54,13 @@ class MapStyleSource(Source):
         self._sampler_name = "batch_sampler" if makes_batches else "sampler"
         self._ranks = processes.data_rank, processes.data_world_size
         self._seeds: SampleSeeds | None = None
-        self.order = Order(getattr(dataloader, self._sampler_name), dataloader.generator)
+        sampler = getattr(dataloader, self._sampler_name)
+        self.order = Order(sampler, dataloader.generator, datasets_of(dataloader.dataset))
+        # What worker processes change in their copies isn't seen.
+        self._data = TrackedObjects(
+            {"dataset": dataloader.dataset, "collate_fn": dataloader.collate_fn},
+            samplers_of(sampler),
+        )
         parts: dict[str, Any] = {self._sampler_name: self.order}
         if sample_seed is not None:
             self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
@@ -108,6 +116,7 @@ class MapStyleSource(Source):
             "check": None if num_taken is None else self.order.checksum(self._own(num_taken)),
             "now": self.order.rng_state(with_global=False),
             "turns": self._passes.state_dict(),
+            "data": self._data.state_dict(),
         }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
@@ -115,6 +124,8 @@ class MapStyleSource(Source):
         self._keep_step_size(state)
         if num_taken is not None:
             self._require_same(state)
+        if "data" in state:  # checkpoints of version 0.1 have none
+            self._data.load_state_dict(state["data"])
         lasts = state["order"]["kind"] in SHARED and self._step_size is not None
         if num_taken is not None or lasts:
             self._use_order(state["order"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Order(Sampler[Any]):
     Args:
         sampler: the loader's batch sampler; its sampler, if it makes no batches.
         generator: the loader's own, if it has one.
+        apart: objects that samplers refer to and whose state is saved elsewhere: the data set.
 
     Attributes:
         sampler: where the order comes from.
@@ -59,12 +60,18 @@ class Order(Sampler[Any]):
         marks_repeats: whether an index that comes again in an epoch is marked.
     """
 
-    def __init__(self, sampler: Iterable[Any], generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        sampler: Iterable[Any],
+        generator: torch.Generator | None,
+        apart: Sequence[Any] = (),
+    ) -> None:
         self.start: dict[str, Any] | None = None
         self.first: Any = None
         self.was_iterated = self.marks_repeats = False
         self.sampler = self._own = sampler
-        self._states = [SamplerState(one) for one in samplers_of(sampler)]
+        self._apart = apart
+        self._states = self._states_of(sampler)
         self._generator = generator
         self._rest: Iterator[Any] | None = None
         self._checksums = array("L")
@@ -82,7 +89,11 @@ class Order(Sampler[Any]):
         sampler = self._own if sampler is None else sampler
         if sampler is not self.sampler:
             self.sampler = sampler
-            self._states = [SamplerState(one) for one in samplers_of(sampler)]
+            self._states = self._states_of(sampler)
+
+    def _states_of(self, sampler: Iterable[Any]) -> list[SamplerState]:
+        samplers = samplers_of(sampler)
+        return [SamplerState(part, [*samplers, *self._apart]) for part in samplers]
 
     def start_epoch(self) -> None:
         """Forgets the last epoch: the next iterator begins one."""

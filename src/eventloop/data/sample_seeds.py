@@ -26,6 +26,7 @@ from eventloop.data.draws import Draws, Read, Seed, may_draw
 from eventloop.data.in_memory import StandIn, parts_of
 from eventloop.data.sample_errors import note_samples, read_batch, read_samples
 from eventloop.errors import TaskError
+from eventloop.object_state.walk import walk
 from eventloop.rng import KeptGenerators, is_generator, reseed, seed_of
 
 _BITS = 2**64 - 1
@@ -78,6 +79,11 @@ class SampleSeeds:
         self.moved = self.collates = False
         self.first: Any = None
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that draws are tied to."""
+        return int(self._epoch[0])
+
     def start_epoch(self, epoch: int) -> None:
         """Sets the epoch that draws are tied to."""
         self._epoch[0] = epoch
@@ -85,7 +91,7 @@ class SampleSeeds:
 
     def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
         """Begins a batch; restores the data set's own generators, too: a sampler may share one."""
-        epoch = int(self._epoch[0])
+        epoch = self.epoch
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
         self.first, self.saved, self.moved = first, KeptGenerators(own), True
@@ -118,7 +124,7 @@ class SeededDataset(StandIn):
         draws: whether it may draw; if not, the collate function alone does.
     """
 
-    __slots__ = ("_batched", "_draws", "_own", "_seeds")
+    __slots__ = ("_batched", "_draws", "_epoch", "_generators", "_renews", "_seeds")
 
     def __init__(self, dataset: Any, seeds: SampleSeeds, draws: bool) -> None:
         super().__init__(
@@ -126,7 +132,9 @@ class SeededDataset(StandIn):
             _seeds=seeds,
             _draws=Draws(f"the data set {type(dataset).__name__}") if draws else None,
             _batched=reads_batches(dataset),
-            _own=_generators_of(dataset) if draws else [],
+            _generators=[],
+            _epoch=None,
+            _renews=False,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -141,18 +149,62 @@ class SeededDataset(StandIn):
 
     def _read(self, indices: Sequence[Any], read: Read) -> Any:
         seeds, draws = self._seeds, self._draws
-        saved = seeds.start_batch(indices[0], self._own)
-        try:
-            found = read(indices, None) if draws is None else draws.run(read, indices, saved)
-        except BaseException as error:
+        if draws is None:
+            seeds.start_batch(indices[0], ())
+            return self._ended(lambda: read(indices, None), moved=False)
+        is_first_of_epoch = self._epoch != seeds.epoch
+        if is_first_of_epoch:
+            self._start_epoch()
+        batch = self._drawn(draws, indices, read)
+        if is_first_of_epoch or not self._renews:
+            # A data set may make a generator when it reads its first sample. After the first batch
+            # of an epoch they are looked for among its attributes alone, which takes no time.
+            found = generators_in(self._dataset) if is_first_of_epoch else self._attributes()
+            if self._take_late(found):
+                batch = self._drawn(draws, indices, read)
+                # One that makes a generator for each sample ties it to the sample by itself.
+                object.__setattr__(self, "_renews", self._take_late(generators_in(self._dataset)))
+        return batch
+
+    def _drawn(self, draws: Draws, indices: Sequence[Any], read: Read) -> Any:
+        seeds = self._seeds
+        saved = seeds.start_batch(indices[0], self._generators)
+        batch = self._ended(lambda: draws.run(read, indices, saved), moved=True)
+        seeds.moved = bool(self._generators) or draws.moved
+        if not seeds.collates and (seeds.moved or saved.gpu is not None):
             seeds.end_batch()
+        return batch
+
+    def _take_late(self, generators: Iterable[Any]) -> bool:
+        """Returns whether some of these generators weren't known, and takes them."""
+        known = set(map(id, self._generators))
+        late = [generator for generator in generators if id(generator) not in known]
+        object.__setattr__(self, "_generators", [*self._generators, *late])
+        return bool(late)
+
+    def _ended(self, read: Callable[[], Any], *, moved: bool) -> Any:
+        """Reads a batch; an error ends it, and one that would end the data is named."""
+        try:
+            samples = read()
+        except BaseException as error:
+            self._seeds.end_batch()
             if isinstance(error, StopIteration):
                 raise _no_end(f"the data set {type(self._dataset).__name__}") from error
             raise
-        seeds.moved = bool(self._own) or (draws is not None and draws.moved)
-        if not seeds.collates and (seeds.moved or saved.gpu is not None):
-            seeds.end_batch()
-        return found
+        self._seeds.moved = moved
+        return samples
+
+    def _start_epoch(self) -> None:
+        """Finds the generators of the data set; tells a worker's copy the epoch, as the main one."""
+        is_outdated = self._epoch is not None and get_worker_info() is not None
+        object.__setattr__(self, "_epoch", self._seeds.epoch)
+        if is_outdated and (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
+            set_epoch(self._epoch)
+        object.__setattr__(self, "_generators", generators_in(self._dataset))
+        object.__setattr__(self, "_renews", False)
+
+    def _attributes(self) -> Iterator[Any]:
+        return filter(is_generator, getattr(self._dataset, "__dict__", {}).values())
 
     def _batch(self, indices: Sequence[Any], seed: Seed | None) -> Any:
         self._seed(indices[0], seed)
@@ -160,7 +212,7 @@ class SeededDataset(StandIn):
 
     def _samples(self, indices: Sequence[Any], seed: Seed | None) -> list[Any]:
         dataset, plain = self._dataset, _plain(indices)
-        if seed is None and not self._own:
+        if seed is None and not self._generators:
             return read_samples(dataset, plain)
         samples: list[Any] = []
         try:
@@ -173,12 +225,12 @@ class SeededDataset(StandIn):
         return samples
 
     def _seed(self, index: Any, seed: Seed | None) -> None:
-        if seed is None and not self._own:
+        if seed is None and not self._generators:
             return
         number = self._seeds.of_sample(index)
         if seed is not None:
             seed(number)
-        for generator in self._own:
+        for generator in self._generators:
             reseed(generator, number)
 
 
@@ -236,11 +288,9 @@ def _no_end(who: str) -> TaskError:
     )
 
 
-def _generators_of(dataset: Any) -> list[Any]:
-    """Returns the random generators that a data set or its parts have as attributes."""
-    if parts := parts_of(dataset):
-        return [one for part in parts for one in _generators_of(part)]
-    return [one for one in getattr(dataset, "__dict__", {}).values() if is_generator(one)]
+def generators_in(dataset: Any) -> list[Any]:
+    """Returns the random generators that a data set holds, or that its methods use."""
+    return [part for part in walk({"dataset": dataset}).objects.values() if is_generator(part)]
 
 
 def reads_batches(dataset: Any) -> bool:

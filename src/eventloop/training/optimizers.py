@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -14,7 +15,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as optim
 from torch.optim.lr_scheduler import LRScheduler
 
-from eventloop.data.sampler_state import declares
 from eventloop.devices import kind_of
 from eventloop.errors import TaskError, a, counted, first_of
 
@@ -221,8 +221,27 @@ def fitting_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any
     return {
         name: one
         for name, one in state.items()
-        if name not in excluded and (name in now or declares(scheduler, name))
+        if name not in excluded and (name in now or _declares(scheduler, name))
     }
+
+
+def _declares(target: Any, name: str) -> bool:
+    """Returns whether the code of a scheduler sets an attribute: no other is set by a name from a file.
+
+    An attribute of its class, such as a method or a property, isn't data and would be hidden.
+    """
+    of_class = inspect.getattr_static(type(target), name, None)
+    if callable(of_class) or hasattr(type(of_class), "__get__") or name.startswith("__"):
+        return False
+    return name in vars(target) or any(name in code.co_names for code in _codes(type(target)))
+
+
+def _codes(kind: type) -> Iterator[CodeType]:
+    for base in kind.__mro__:
+        for value in vars(base).values():
+            function = inspect.unwrap(value) if callable(value) else value
+            if isinstance(function, FunctionType):
+                yield function.__code__
 
 
 def _require_tensors(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,358 @@
+"""What has changed in objects since a run was built: saved, restored in place, or named.
+
+A task builds its objects anew when a run is resumed. So a checkpoint needs what has changed in them
+since they were built, and the states of random generators. Values are put back into the objects that
+the task has built; an object that only the run has made can't be, and is named.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop.devices import kind_of
+from eventloop.errors import a, first_of
+from eventloop.naming import full_name
+from eventloop.object_state.values import MAX_BYTES, Decoder, Encoded, Encoder, NotSavableError
+from eventloop.object_state.walk import (
+    CONTAINER_TYPES,
+    PLAIN_TYPES,
+    Location,
+    Walk,
+    attribute_location,
+    has_identity,
+    is_attribute,
+    is_entered,
+    walk,
+)
+from eventloop.rng import is_generator
+
+_NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
+_NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
+
+
+class TrackedObjects:
+    """The state of objects that have no `state_dict`, or more state than it holds.
+
+    Args:
+        roots: the objects by name, as they were built.
+        apart: objects whose state is saved elsewhere; they aren't entered.
+        weights: returns the tensors whose values are saved elsewhere.
+        device: where tensors of a checkpoint go if they weren't on the host.
+
+    Attributes:
+        lost: why the latest state lacks something, by the path of the place.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        apart: Iterable[Any] = (),
+        weights: Callable[[], Iterable[Tensor]] = tuple,
+        device: torch.device | None = None,
+    ) -> None:
+        self._roots = dict(roots)
+        self._apart = {id(thing): thing for thing in apart}  # kept, so that identities stay theirs
+        self._weights = weights
+        self._device = device or torch.device("cpu")
+        self.lost: dict[str, str] = {}
+        built = walk(self._roots, self._apart)
+        self._objects = built.objects  # kept, likewise
+        self._paths = {id(value): path for path, value in built.objects.items()}
+        weight_ids = self._weight_ids()
+        self._places = {
+            path: (fingerprint(place.value), place.owner, place.delete is not None)
+            for path, place in built.places.items()
+        }
+        self._contents = {
+            path: fingerprint_of_contents(value)
+            for path, value in built.objects.items()
+            if has_identity(value) and id(value) not in weight_ids
+        }
+        self._shapes = {
+            path: tuple(self._objects[path].shape)
+            for path in self._contents
+            if hasattr(self._objects[path], "shape")
+        }
+
+    def state_dict(self, *, only_changes: bool = True) -> dict[str, Any]:
+        """Returns what has changed since the objects were built.
+
+        Args:
+            only_changes: False for all that can be saved, changed or not.
+
+        Returns:
+            `contents`: of containers, tensors, arrays and generators, by the object's path;
+            `values`: of attributes and other places, by path; `gone`: the paths of attributes that
+            were deleted; `lost`: why something can't be saved, by path.
+        """
+        current = self._walk()
+        encoder = Encoder(lambda value: self._paths.get(id(value)))
+        lost: dict[str, str] = {}
+        contents: dict[str, Encoded] = {}
+        for path, value in current.objects.items():
+            if path not in self._contents or self._objects[path] is not value:
+                continue  # new: saved where it is referred to
+            has_changed = self._contents[path] != fingerprint_of_contents(value)
+            if only_changes and not has_changed and not is_generator(value):
+                continue
+            with _noted(lost, path):
+                nest = encoder.encode_contents(value)
+                _require_small(nest)
+                if path in self._shapes:
+                    nest["built_shape"] = list(self._shapes[path])
+                contents[path] = nest
+        values: dict[str, Encoded] = {}
+        lost_owners: set[str] = set()
+        for path, place in current.places.items():
+            if place.owner in lost_owners:
+                lost_owners.add(path)
+                continue
+            if place.assign is None and path in self._places:
+                continue  # an entry, which its container has
+            is_due = path not in self._places or self._places[path][0] != fingerprint(place.value)
+            if not is_due and (only_changes or type(place.value) not in PLAIN_TYPES):
+                continue
+            with _noted(lost, path):
+                self._require_known_location(place)
+                if place.assign is not None:
+                    nest = encoder.encode(place.value)
+                    _require_small(nest)
+                    values[path] = nest
+            if path in lost:
+                lost_owners.add(path)
+        self.lost = lost if only_changes else {}
+        gone = [
+            path
+            for path, (_, owner, is_deletable) in self._places.items()
+            if is_deletable and path not in current.places and owner in current.objects
+        ]
+        return {"contents": contents, "values": values, "gone": gone, "lost": dict(self.lost)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned, into the objects as they are.
+
+        Warns of places that aren't there any more, or hold an object of another kind or shape.
+
+        Raises:
+            LookupError, TypeError, ValueError, RuntimeError, AttributeError: no run has saved this.
+        """
+        places = self._walk().places
+        decoder = Decoder(self._objects, self._device)
+        misfits: list[str] = []
+        for path, nest in state["contents"].items():
+            target = self._objects.get(path)
+            if (reason := _why_unlike(nest, target, self._contents.get(path))) is not None:
+                misfits.append(f"{path} {reason}")
+            else:
+                decoder.decode_contents(nest, target)
+        for path, nest in state["values"].items():
+            place = places.get(path) or self._new_location(path)
+            if place is None:
+                misfits.append(f"{path} isn't there")
+                continue
+            value = decoder.decode(nest, place.value)
+            if place.assign is None or not _is_replaceable(place.value, value):
+                misfits.append(f"{path} is {a(full_name(type(place.value)))}")
+                continue
+            place.assign(value)
+        for path in state["gone"]:
+            place = places.get(path)
+            if (
+                place is not None
+                and place.delete is not None
+                and _is_replaceable(place.value, None)
+            ):
+                place.delete()
+        if misfits:
+            warnings.warn(
+                "the checkpoint has values that don't fit the objects of this run, and that stay as "
+                f"they are built: {first_of(misfits)}",
+                stacklevel=2,
+            )
+
+    def unsavable_iterators(self) -> list[str]:
+        """Returns the paths of iterators whose positions can't be saved."""
+        encoder = Encoder(lambda value: None)
+        paths = []
+        for path, place in self._walk().places.items():
+            if isinstance(place.value, Iterator) and not is_entered(place.value):
+                try:
+                    encoder.encode(place.value)
+                except NotSavableError:
+                    paths.append(path)
+        return paths
+
+    def _walk(self) -> Walk:
+        return walk(self._roots, self._apart, self._paths)
+
+    def _weight_ids(self) -> set[int]:
+        return set(map(id, self._weights()))
+
+    def _require_known_location(self, place: Location) -> None:
+        """Raises NotSavableError unless the place exists in a new process, or is an attribute."""
+        if place.path not in self._places and place.assign is not None and place.delete is None:
+            raise NotSavableError("it was made since the run was built")
+
+    def _new_location(self, path: str) -> Location | None:
+        """Returns the place of an attribute that the run has added to an object of the task's."""
+        owner_path, _, name = path.rpartition(".")
+        owner = self._objects.get(owner_path)
+        if owner is None or not is_attribute(owner, name):
+            return None
+        return attribute_location(owner, name, owner_path)
+
+
+@contextmanager
+def restored_objects(**roots: Any) -> Iterator[None]:
+    """Restores objects after a block to what they were before it, as far as that can be saved."""
+    objects = TrackedObjects(roots)
+    state = objects.state_dict(only_changes=False)
+    try:
+        yield
+    finally:
+        objects.load_state_dict(state)
+
+
+@contextmanager
+def _noted(lost: dict[str, str], path: str) -> Iterator[None]:
+    """Notes that a value can't be saved, and why."""
+    try:
+        yield
+    except NotSavableError as error:
+        lost[path] = str(error)
+
+
+def fingerprint(value: Any) -> Any:
+    """Returns what differs if a place holds another value, without running code of its class.
+
+    An object is compared by its identity, see `fingerprint_of_contents` for what it holds.
+    """
+    kind = type(value)
+    if kind in (float, complex):
+        return kind, repr(value)  # a NaN is equal to itself
+    if kind in PLAIN_TYPES:
+        return kind, value
+    if kind in (tuple, frozenset):
+        return kind, _fingerprint_of_entries(value)
+    if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "tobytes"):
+        return kind, value.tobytes()
+    if kind.__module__ in ("builtins", "itertools") and not has_identity(value):
+        return _fingerprint_of_builtin(value)
+    return kind, id(value)
+
+
+def fingerprint_of_contents(value: Any) -> Any:
+    """Returns what differs if a container, tensor, array or generator holds other contents.
+
+    Large ones are compared by some of their entries.
+    """
+    kind = type(value)
+    if kind in CONTAINER_TYPES:
+        return len(value), _fingerprint_of_entries(value)
+    if isinstance(value, Tensor):
+        return _fingerprint_of_tensor(value)
+    if is_generator(value):
+        return None  # always saved
+    if kind in (bytearray, array.array):
+        return bytes(value)
+    return _fingerprint_of_array(value)
+
+
+def _fingerprint_of_entries(container: Any) -> Any:
+    if isinstance(container, dict):
+        entries: Iterable[Any] = itertools.chain(container.keys(), container.values())
+    else:
+        entries = container
+    if isinstance(container, (set, frozenset)):
+        return frozenset(fingerprint(entry) for entry in entries)
+    entries = list(entries)
+    if len(entries) > _NUM_SAMPLED and not set(map(type, entries)) <= PLAIN_TYPES:
+        entries = entries[:: len(entries) // _NUM_SAMPLED_OBJECTS]
+    prints = tuple(fingerprint(entry) for entry in entries)
+    return prints if len(prints) < _NUM_SAMPLED else hash(prints)
+
+
+def _fingerprint_of_tensor(tensor: Tensor) -> Any:
+    facts: tuple[Any, ...] = (tensor.shape, tensor.dtype, tensor.requires_grad)
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return facts
+    version = None if tensor.is_inference() else tensor._version
+    facts = (*facts, tensor.stride(), version, tensor.data_ptr())
+    is_on_host = kind_of(tensor.device).is_host
+    if not is_on_host or not tensor.is_contiguous() or tensor.is_quantized:
+        return facts  # what is on a device is compared without waiting for it
+    flat = tensor.detach().flatten()
+    sample = flat[:: max(1, len(flat) // _NUM_SAMPLED)].contiguous()
+    return *facts, zlib.crc32(sample.view(torch.uint8).numpy().tobytes())
+
+
+def _fingerprint_of_array(values: Any) -> Any:
+    facts = values.shape, str(values.dtype)
+    if values.dtype.hasobject:
+        return facts  # its entries can't be saved, nor compared without their code
+    flat = values.reshape(-1)
+    return *facts, zlib.crc32(flat[:: max(1, flat.size // _NUM_SAMPLED)].tobytes())
+
+
+def _fingerprint_of_builtin(value: Any) -> Any:
+    """Compares bytearrays, ranges and iterators by what would be saved of them."""
+    try:
+        return type(value), repr(Encoder(lambda entry: None).encode(value))
+    except NotSavableError:
+        return "object", id(value)
+
+
+def _require_small(nest: Encoded) -> None:
+    if (num_bytes := _num_bytes(nest)) > MAX_BYTES:
+        raise NotSavableError(
+            f"it has {num_bytes / 1024**2:,.0f} MiB, and at most {MAX_BYTES // 1024**2} are saved"
+        )
+
+
+def _num_bytes(nest: Encoded) -> int:
+    if isinstance(nest, Tensor):
+        return nest.nbytes
+    if isinstance(nest, Mapping):
+        return sum(map(_num_bytes, nest.values()))
+    if isinstance(nest, (list, tuple)):
+        return sum(map(_num_bytes, nest))
+    return len(nest) if isinstance(nest, (str, bytes)) else 8
+
+
+def _why_unlike(nest: Encoded, target: Any, built: Any) -> str | None:
+    """Returns why an object can't take saved contents; None if it can.
+
+    Args:
+        built: the fingerprint of its contents when it was built; None if there is no such object.
+    """
+    if target is None or (built is None and not is_generator(target)):
+        return "isn't there"
+    if not has_identity(target):
+        return f"is {a(full_name(type(target)))}"
+    shape = nest.get("built_shape")
+    if shape is not None and tuple(shape) != tuple(target.shape):
+        return f"has the shape {tuple(target.shape)}, and had {tuple(shape)}"
+    return None
+
+
+def _is_replaceable(current: Any, value: Any) -> bool:
+    """Returns whether a saved value may replace an object: not code, nor one of another class."""
+    return (
+        type(current) is type(value)
+        or type(current) in PLAIN_TYPES
+        or isinstance(current, (tuple, frozenset, Enum))
+        or has_identity(current)
+        or (
+            type(current).__module__ in ("numpy", "itertools", "builtins") and not callable(current)
+        )
+    )
