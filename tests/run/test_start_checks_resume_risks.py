@@ -28,11 +28,11 @@ class Wrapper:
 
 
 class Living(Wrapper):
-    """Holds an iterator, which lives across epochs."""
+    """Holds a generator, which lives across epochs."""
 
     def __init__(self, batches):
         super().__init__(batches)
-        self.parts = {"a": iter(batches)}
+        self.parts = {"a": (batch for batch in batches)}
 
 
 class Stateful(Wrapper):

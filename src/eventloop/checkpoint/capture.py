@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from eventloop.checkpoint.checkpoint_export import with_names_of
 from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_dense, map_leaves
 from eventloop.checkpoint.left_out_weights import require_same_rest, selected
+from eventloop.checkpoint.optimizer_layouts import layouts_of, restore_layouts
+from eventloop.checkpoint.run_objects import RunObjects
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import (
@@ -63,9 +65,11 @@ class Capture:
         training: objects with training state besides clock and precision, by their key in the
             checkpoint.
         own: objects with state of this rank only, likewise.
+        task: the task of the run.
 
     Attributes:
         structure: what the run was built with.
+        objects: the state of the run's objects beside their `state_dict`.
         changed_structure: what the loaded checkpoint says that its run had changed of it.
     """
 
@@ -77,6 +81,7 @@ class Capture:
         own: Mapping[str, Stateful],
         plugins: PluginStates,
         processes: Processes,
+        task: object,
     ) -> None:
         self._processes = processes
         self._hooks = hooks
@@ -86,6 +91,7 @@ class Capture:
         self.plugins = plugins
         self.generators = Generators()
         self.structure = Structure()
+        self.objects = RunObjects(task)
         self.changed_structure: Mapping[str, Any] = {}
         self._left_out: dict[str, str] = {}
 
@@ -117,6 +123,7 @@ class Capture:
                 "results": {"eval": state.eval_metrics, "train": state.train_metrics},
                 "microbatch_size": state.microbatch_size,
                 "structure": self.structure.changes(state),
+                "optimizer_layouts": layouts_of(state.optimizers),
             },
             "plugins": self.plugins.take(per_rank=False),
         }
@@ -126,6 +133,7 @@ class Capture:
             "generators": dict(self.generators.state_dict(state)),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
+            "objects": self.objects.state_dict(state),
         }
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
@@ -151,6 +159,7 @@ class Capture:
             restore_model(state, hooks, weights, left_out)
             states = _optimizer_states(state, hooks, parts["optimizers"])
             hooks.restore_optimizers(state, states)
+            restore_layouts(state.optimizers, training.get("optimizer_layouts", {}))
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint doesn't fit this model and its optimizers: {error}",
@@ -181,6 +190,9 @@ class Capture:
         for name, one in self._own.items():
             with loading(f"{part}.{name}"):
                 one.load_state_dict(known[name])
+        with loading(f"{part}.objects"):
+            if "objects" in known:  # not in checkpoints of version 0.1
+                self.objects.load_state_dict(known["objects"])
         if own is not None:
             with loading(f"{part}.metrics"):
                 put_counts(state.metrics["train"], own["metrics"])

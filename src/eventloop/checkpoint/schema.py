@@ -175,8 +175,15 @@ STRUCTURE = keys(
         "groups": by_name(each(each(STR))),
     }
 )
+_PATH = each(is_a(str, int, but=bool))
+LAYOUTS = by_name(
+    keys(
+        strides=each(each(anything, length=2)),
+        shared=each(each(_PATH, length=2)),
+    )
+)
 TRAINING = keys(
-    {"structure": STRUCTURE},
+    {"structure": STRUCTURE, "optimizer_layouts": LAYOUTS},
     clock=CLOCK,
     precision=optional(PRECISION, {}),  # of fp16
     bookkeeping=keys(history=each(by_name(FLOAT))),
@@ -245,6 +252,7 @@ _LOSS = keys(
     losses=optional(TENSOR),
 )
 RANK = keys(
+    {"objects": OBJECTS},
     loss=_LOSS,
     feed=FEED,
     generators=keys({"device": TENSOR}, host=NAMED, named=by_name(TENSOR)),

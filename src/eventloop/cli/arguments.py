@@ -237,6 +237,7 @@ CHANGES = (
     CommandOption(
         "allow-missing-plugin", "NAMES", "resume without these algorithms; keep their state"
     ),
+    CommandOption("allow-lost-objects", "", "resume without objects that couldn't be saved"),
 )
 
 
@@ -262,6 +263,7 @@ def allowed(arguments: Arguments) -> Allowed:
         config_change="allow_config_change" in given,
         plugin_change=_names(given.get("allow_plugin_change", "")),
         missing_plugin=_names(given.get("allow_missing_plugin", "")),
+        lost_objects="allow_lost_objects" in given,
     )
 
 

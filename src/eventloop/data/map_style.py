@@ -33,6 +33,9 @@ from eventloop.rng import KeptGenerators, kept_generators
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
 
+# More than this in an attribute of a data set is a cache, which a checkpoint isn't made for.
+_MAX_BYTES_OF_DATA = 1024**2
+
 
 class MapStyleSource(Source):
     """A data loader over a map-style data set: what was taken isn't read again.
@@ -60,6 +63,8 @@ class MapStyleSource(Source):
         self._data = TrackedObjects(
             {"dataset": dataloader.dataset, "collate_fn": dataloader.collate_fn},
             samplers_of(sampler),
+            needs_all=False,
+            max_bytes=_MAX_BYTES_OF_DATA,
         )
         parts: dict[str, Any] = {self._sampler_name: self.order}
         if sample_seed is not None:

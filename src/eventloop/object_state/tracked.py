@@ -8,6 +8,7 @@ the task has built; an object that only the run has made can't be, and is named.
 from __future__ import annotations
 
 import array
+import io
 import itertools
 import warnings
 import zlib
@@ -48,9 +49,12 @@ class TrackedObjects:
         apart: objects whose state is saved elsewhere; they aren't entered.
         weights: returns the tensors whose values are saved elsewhere.
         device: where tensors of a checkpoint go if they weren't on the host.
+        needs_all: whether all that the run has changed must be saved. Of objects that are read by
+            index only iterators count: what else can't be saved is a file or a cache.
+        max_bytes: more than this in one location isn't saved.
 
     Attributes:
-        lost: why the latest state lacks something, by the path of the place.
+        lost: why the latest state lacks something, by the path of the location.
     """
 
     def __init__(
@@ -59,10 +63,15 @@ class TrackedObjects:
         apart: Iterable[Any] = (),
         weights: Callable[[], Iterable[Tensor]] = tuple,
         device: torch.device | None = None,
+        *,
+        needs_all: bool = True,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._roots = dict(roots)
         self._apart = {id(thing): thing for thing in apart}  # kept, so that identities stay theirs
         self._weights = weights
+        self._needs_all = needs_all
+        self._max_bytes = max_bytes
         self._device = device or torch.device("cpu")
         self.lost: dict[str, str] = {}
         built = walk(self._roots, self._apart)
@@ -107,7 +116,7 @@ class TrackedObjects:
                 continue
             with _noted(lost, path):
                 nest = encoder.encode_contents(value)
-                _require_small(nest)
+                self._require_small(nest)
                 if path in self._shapes:
                     nest["built_shape"] = list(self._shapes[path])
                 contents[path] = nest
@@ -126,10 +135,15 @@ class TrackedObjects:
                 self._require_known_location(place)
                 if place.assign is not None:
                     nest = encoder.encode(place.value)
-                    _require_small(nest)
+                    self._require_small(nest)
                     values[path] = nest
             if path in lost:
                 lost_owners.add(path)
+        lost |= dict.fromkeys(
+            self._iterators_in(current), "the position of the iterator isn't readable"
+        )
+        if not self._needs_all:
+            lost = {path: lost[path] for path in self._iterators_in(current)}
         self.lost = lost if only_changes else {}
         gone = [
             path
@@ -182,14 +196,21 @@ class TrackedObjects:
 
     def unsavable_iterators(self) -> list[str]:
         """Returns the paths of iterators whose positions can't be saved."""
+        return self._iterators_in(self._walk())
+
+    def _iterators_in(self, current: Walk) -> list[str]:
         encoder = Encoder(lambda value: None)
         paths = []
-        for path, place in self._walk().places.items():
-            if isinstance(place.value, Iterator) and not is_entered(place.value):
-                try:
-                    encoder.encode(place.value)
-                except NotSavableError:
-                    paths.append(path)
+        for path, location in current.places.items():
+            value = location.value
+            if not isinstance(value, Iterator) or is_entered(value):
+                continue
+            if isinstance(value, io.IOBase) and not self._needs_all:
+                continue  # a file that is read by index is sought before each read
+            try:
+                encoder.encode(value)
+            except NotSavableError:
+                paths.append(path)
         return paths
 
     def _walk(self) -> Walk:
@@ -202,6 +223,11 @@ class TrackedObjects:
         """Raises NotSavableError unless the place exists in a new process, or is an attribute."""
         if place.path not in self._places and place.assign is not None and place.delete is None:
             raise NotSavableError("it was made since the run was built")
+
+    def _require_small(self, encoded: Encoded) -> None:
+        if (num_bytes := _num_bytes(encoded)) > self._max_bytes:
+            size, limit = num_bytes / 1024**2, self._max_bytes / 1024**2
+            raise NotSavableError(f"it has {size:,.1f} MiB, and at most {limit:,.0f} are saved")
 
     def _new_location(self, path: str) -> Location | None:
         """Returns the place of an attribute that the run has added to an object of the task's."""
@@ -310,13 +336,6 @@ def _fingerprint_of_builtin(value: Any) -> Any:
         return type(value), repr(Encoder(lambda entry: None).encode(value))
     except NotSavableError:
         return "object", id(value)
-
-
-def _require_small(nest: Encoded) -> None:
-    if (num_bytes := _num_bytes(nest)) > MAX_BYTES:
-        raise NotSavableError(
-            f"it has {num_bytes / 1024**2:,.0f} MiB, and at most {MAX_BYTES // 1024**2} are saved"
-        )
 
 
 def _num_bytes(nest: Encoded) -> int:

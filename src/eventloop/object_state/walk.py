@@ -42,9 +42,11 @@ _STDLIB_TYPES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
 # Parts of torch whose instances hold state of a run in attributes; its other classes wrap C++.
 _TORCH_MODULES = ("torch.utils.data", "torch.nn", "torch.optim", "torch._dynamo.eval_frame")
 _ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
-_ATTRIBUTES_OF_OPTIMIZERS = frozenset(
-    vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))
-)  # `state` and `param_groups` among them, which a checkpoint has in its own part
+# `state` and `param_groups` among them, which a checkpoint has in its own part; the last is set by
+# torch's schedulers.
+_ATTRIBUTES_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {
+    "_opt_called"
+}
 # Caches of a torchmetrics metric, and its count of updates, which a reset sets to 0.
 _ATTRIBUTES_OF_METRICS = frozenset(
     {"_cache", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_update_count"}
@@ -161,10 +163,14 @@ def is_value_container(container: Any, depth: int = 0) -> bool:
     if len(container) > MAX_ENTRIES or depth >= MAX_NESTING:
         return True
     entries = container.values() if isinstance(container, dict) else container
-    return not any(
-        type(entry) not in PLAIN_TYPES and (has_identity(entry) or is_entered(entry, depth + 1))
-        for entry in entries
-    )
+    return all(type(entry) in PLAIN_TYPES or _is_value(entry, depth + 1) for entry in entries)
+
+
+def _is_value(entry: Any, depth: int) -> bool:
+    if type(entry) in (tuple, frozenset):
+        return is_value_container(entry, depth)
+    is_scalar = type(entry).__module__ == "numpy" and type(entry).__name__ != "ndarray"
+    return isinstance(entry, Enum) or (is_scalar and not is_generator(entry))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -176,6 +182,9 @@ def is_own_code(module_name: str | None) -> bool:
     path = getattr(sys.modules.get(module_name or ""), "__file__", None)
     if path is None:
         return True
+    parts = Path(path).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return False
     return not any(Path(path).is_relative_to(folder) for folder in _installed_folders())
 
 

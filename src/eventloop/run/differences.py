@@ -41,11 +41,13 @@ class Allowed:
         config_change: whether settings, options, task and optimizers may differ.
         plugin_change: algorithms whose version may differ.
         missing_plugin: algorithms that may be missing; their state is carried over.
+        lost_objects: whether the checkpoint may lack objects that the run had made or changed.
     """
 
     config_change: bool = False
     plugin_change: tuple[str, ...] = ()
     missing_plugin: tuple[str, ...] = ()
+    lost_objects: bool = False
 
 
 NOTHING: Allowed = Allowed()

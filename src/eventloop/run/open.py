@@ -147,6 +147,7 @@ def _build(run: Run) -> None:
     known = {"optimizers": described(state.optimizers), "absent": [], "trained": trained}
     state.manifest = {**state.manifest, **known}
     run.capture.structure.remember(state)
+    run.capture.objects.remember(state)
     seed_rank(state.settings.seed, state.data_rank)
 
 

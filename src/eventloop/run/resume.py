@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.locations import Storage, checkpoint_at, local_copy, unusable
+from eventloop.checkpoint.run_objects import require_nothing_lost
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading, require_valid
 from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
@@ -194,6 +195,7 @@ class FromCheckpoint(Start):
             rank = Layout(sizes, *map(tuple, names)).twin(state.layout, state.rank)
         if rank is not None and f"rank{rank}" not in parts:
             parts = {**parts, **read_checkpoint(self._path, [f"rank{rank}"]).parts}
+        require_nothing_lost(state, parts[f"rank{rank or 0}"], self._allowed.lost_objects)
         capture.put_own(state, parts, rank)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:

@@ -90,7 +90,7 @@ class Run:
         self.bookkeeping = books = Bookkeeping(active, processes, numbers, device)
         training: Any = {"bookkeeping": books, "loop": loop, "feeds": loop.feeds, "saver": saver}
         own = {"loss": books.loss}
-        self.capture = Capture(plans, loop.feeds, training, own, states, processes)
+        self.capture = Capture(plans, loop.feeds, training, own, states, processes, request.task)
         self.state = State(
             settings=settings,
             device=device,
