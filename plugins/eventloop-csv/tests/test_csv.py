@@ -196,3 +196,16 @@ def test_a_link_in_the_place_of_the_file_is_refused(tmp_path):
         fit(tmp_path)
 
     assert (tmp_path / "elsewhere").read_text() == ""
+
+
+def test_a_run_that_starts_over_has_each_row_once(tmp_path):
+    """Killed before its first checkpoint; the rows of before are kept beside the new ones."""
+    fit(tmp_path, run="whole", checkpoint_interval=None)
+    with pytest.raises(EOFError):
+        fit(tmp_path, Dies(3), checkpoint_interval=None)
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+
+    fit(tmp_path, checkpoint_interval=None)
+
+    assert table(tmp_path / "run") == table(tmp_path / "whole")
+    assert (tmp_path / "run" / "metrics.old.csv").read_bytes() == before

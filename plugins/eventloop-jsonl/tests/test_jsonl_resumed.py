@@ -204,3 +204,25 @@ def test_two_ranks_write_one_file(tmp_path):
     run_ranks(run, tmp_path)
 
     assert rows(path) == rows(tmp_path / "one-go" / "run" / "metrics.jsonl")
+
+
+def test_a_run_that_starts_over_has_each_line_once(tmp_path):
+    """Killed before its first checkpoint; the lines of before are kept beside the new ones."""
+    fit(tmp_path, run="whole", checkpoint_interval=None)
+    fit_and_die(tmp_path, Dies(3), checkpoint_interval=None)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+
+    fit(tmp_path, checkpoint_interval=None)
+
+    assert rows(tmp_path / "run" / "metrics.jsonl") == rows(tmp_path / "whole" / "metrics.jsonl")
+    assert (tmp_path / "run" / "metrics.old.jsonl").read_bytes() == before
+
+
+def test_a_file_that_runs_share_keeps_its_lines(tmp_path):
+    """Which run they are of, they say themselves."""
+    shared = tmp_path / "all.jsonl"
+    shared.write_text('{"name": "other"}\n')
+
+    fit(tmp_path, path=shared, checkpoint_interval=None)
+
+    assert shared.read_text().startswith('{"name": "other"}\n')

@@ -19,7 +19,6 @@ from stream_resume import by_eventloop, resumed
 
 # What is neither exact nor refused, and the words of the header or of a warning at the start.
 DOUBTS = {
-    "an iterable that counts epochs": "loses and repeats up to as many as its epoch has had",
     "datasets, stream, 2 workers": "loses and repeats up to what 1 of 2 workers had read",
     "datasets, map and batches, 2 workers": "loses and repeats up to what 1 of 2 workers had read",
     "datasets, interleaved, 2 workers": "loses and repeats up to what 1 of 2 workers had read",

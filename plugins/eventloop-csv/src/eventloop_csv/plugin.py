@@ -23,20 +23,33 @@ class Csv:
     def __init__(self) -> None:
         self._file: WideFile | None = None
         self._resumed_at: Position | None = None
+        self._starts_over = False
         self._since: list[tuple[dict[str, float], Moment]] = []
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
         """Settles where the file is, for a task may change the working directory."""
         self._file = _file_of(state)
+        # A process that was killed before its first checkpoint left rows, and they come again.
+        is_new = self._resumed_at is None and not state.clock.batch
+        self._starts_over = is_new and self._file.path.is_file()
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Removes what the run wrote after the checkpoint that it resumes from."""
+        """Removes what the run wrote after the checkpoint that it resumes from.
+
+        A run that starts over in its folder sets the whole file aside.
+        """
         yield
         # The run's lock is taken by now: no other process is about to write.
         if (file := self._file) is not None:
             file.check()
+            if self._starts_over:
+                self._starts_over = False
+                self._tried(file.end)  # an error if it is another program's file
+                self._tried(file.set_aside)
+                for numbers, at in self._since:
+                    self._append(file, numbers, at)
             if (place := self._resumed_at) is not None:
                 self._resumed_at = None
                 for numbers, at in self._since if self._cut(file, place) else ():
@@ -47,7 +60,7 @@ class Csv:
         """Appends a row."""
         if self._file is None:  # the trainer failed before it was complete
             self._file = _file_of(state)
-        if self._resumed_at is not None:
+        if self._resumed_at is not None or self._starts_over:
             # Of an evaluation before the run goes on.
             self._since.append((dict(numbers), at))
         self._append(self._file, numbers, at)

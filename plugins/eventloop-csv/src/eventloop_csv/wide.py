@@ -111,6 +111,16 @@ class WideFile:
         self._end = place
         return True
 
+    def set_aside(self) -> None:
+        """Renames the file, `metrics.csv` to `metrics.old.csv`; the next `append` makes another.
+
+        Raises:
+            OSError: it can't be renamed.
+        """
+        self.close()
+        self._end = Position([], 0, [])
+        os.replace(self.path, self.path.with_suffix(f".old{self.path.suffix}"))
+
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""
         if self._descriptor is not None:

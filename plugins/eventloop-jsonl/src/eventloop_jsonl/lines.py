@@ -185,6 +185,16 @@ class LineFile:
         self._counted = (0, 0)
         return True
 
+    def set_aside(self) -> None:
+        """Renames the file, `metrics.jsonl` to `metrics.old.jsonl`; the next `append` makes another.
+
+        Raises:
+            OSError: it can't be renamed.
+        """
+        self.close()
+        self._counted = (0, 0)
+        os.replace(self.path, self.path.with_suffix(f".old{self.path.suffix}"))
+
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""
         if self._descriptor is not None:

@@ -30,22 +30,33 @@ class Jsonl:
         self._file: LineFile | None = None
         self._run: str | None = None
         self._resumed_at: Position | None = None
+        self._starts_over = False
         self._since = ""
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
         """Settles which file it is, for a task may change the working directory."""
         self._file = self._file_in(state.run_dir)
+        # A process that was killed before its first checkpoint left lines, and they come again.
+        is_new = self._resumed_at is None and not state.clock.batch
+        self._starts_over = is_new and self.path is None and self._file.path.is_file()
         # Runs have their folders to themselves, but may share any other file.
         self._run = None if self.path is None else str(state.run_dir)
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Removes what the run wrote after the checkpoint that it resumes from."""
+        """Removes what the run wrote after the checkpoint that it resumes from.
+
+        A run that starts over in its folder sets the whole file aside.
+        """
         yield
         # The run's lock is taken by now: no other process is about to write.
         if self._file is not None:
             self._file.check()
+        if self._file is not None and self._starts_over:
+            self._starts_over = False
+            self._tried(self._file.set_aside)
+            self._tried(functools.partial(self._file.append, self._since))
         if self._file is not None and self._resumed_at is not None:
             place, self._resumed_at = self._resumed_at, None
             if self._tried(functools.partial(self._file.cut_after, place, self._is_surplus)):
@@ -82,7 +93,7 @@ class Jsonl:
     def _append(self, state: StateView, text: str) -> None:
         if self._file is None:  # the trainer failed before it was complete
             self._file = self._file_in(state.run_dir)
-        if self._resumed_at is not None:
+        if self._resumed_at is not None or self._starts_over:
             self._since += text  # of an evaluation before the run goes on
         self._tried(functools.partial(self._file.append, text))
 
