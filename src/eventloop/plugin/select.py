@@ -84,9 +84,11 @@ def _unknown_names(rules: Rules, installed: Collection[str]) -> Iterator[Setting
     written += [("allow", Value(name, one.source)) for one in rules.allow for name in one.value]
     for key, value in written:
         if value.source != rules.site and fold(value.value) not in known:
+            reason = f", but no plugin has this name{closest(value.value, sorted(installed))}"
+            if use := use_without_plugin(value.value):
+                reason = f": {use}"
             yield SettingError(
-                f"{key} names {value.value!r}, but no plugin has this name"
-                f"{closest(value.value, sorted(installed))}",
+                f"{key} names {value.value!r}{reason}",
                 source=value.source,
                 fix="fix or remove the name; list what is installed with `eventloop plugins`",
             )
