@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from eventloop import __version__
 from eventloop.config.option_types import Value
@@ -59,10 +60,10 @@ def _unknown_choices(
     judged = sorted(choice.insist) + (sorted(choice.off) if passed is not None else [])
     for name in judged:
         if fold(name) not in known:
-            yield UsageError(
-                f"no plugin is named {name!r}{closest(name, names)}",
-                fix=install(name if name in choice.insist else ""),
-            )
+            fix = install(name if name in choice.insist else "")
+            if name in choice.insist and name.isidentifier() and Path(f"{name}.py").is_file():
+                fix = f"for the plugin in a file write {shell('-p', f'./{name}.py')}"
+            yield UsageError(f"no plugin is named {name!r}{closest(name, names)}", fix=fix)
     off = {fold(name): name for name in choice.off}
     for one in selected:
         if one.found.by_flag and fold(one.found.name) in off:
