@@ -151,7 +151,7 @@ def test_plugins_that_conflict_are_refused(plugin):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("watch", "for the plugin in a file write `-p ./watch.py`"),
+        ("watch", "for a class in the file write `-p ./watch.py:Watch`"),
         ("other", "list what is installed with `eventloop plugins`"),
     ],
 )

@@ -11,7 +11,7 @@ from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest, joined
 from eventloop.fixes import install, pip, shell, switch_off, use_without_plugin
-from eventloop.naming import fold, is_in_range, split_requirement
+from eventloop.naming import camel, fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.static_check import foreign_hooks
@@ -62,7 +62,7 @@ def _unknown_choices(
         if fold(name) not in known:
             fix = install(name if name in choice.insist else "")
             if name in choice.insist and name.isidentifier() and Path(f"{name}.py").is_file():
-                fix = f"for the plugin in a file write {shell('-p', f'./{name}.py')}"
+                fix = f"for a class in the file write {shell('-p', f'./{name}.py:{camel(name)}')}"
             yield UsageError(f"no plugin is named {name!r}{closest(name, names)}", fix=fix)
     off = {fold(name): name for name in choice.off}
     for one in selected:
