@@ -200,7 +200,8 @@ def test_a_batch_that_raised_within_its_step_is_named(make_trainer):
     plugin = failing("optimizer_step", 2, Counter(), wraps="before")
     expected, _ = run(make_trainer)
 
-    with pytest.warns(UserWarning, match=r"batch 2 \(epoch 0\) raised within its optimizer step"):
+    named = r"batch 2 \(epoch 1\) raised within one of its optimizer steps"
+    with pytest.warns(UserWarning, match=named):
         actual, _ = run(make_trainer, plugin)
 
     assert actual["clock"] == expected["clock"]
@@ -219,10 +220,70 @@ def test_a_batch_of_a_plugin_s_own_steps_is_named(make_trainer, make_plugin):
             raise failures.pop()
         return True
 
-    with pytest.warns(UserWarning, match="batch 1 .* isn't repeated"):
+    with pytest.warns(UserWarning, match="batch 1 .* in train_batch of 'm-own', .* isn't repeated"):
         actual, _ = run(make_trainer, make_plugin("m-own", train_batch=train_batch))
 
     assert actual["clock"][1] == 6
+
+
+@pytest.mark.parametrize(
+    ("failing_call", "place"),
+    [
+        (1, "in train_batch of 'm-own', whose optimizer steps can't be observed"),
+        (3, "within one of its optimizer steps or after one"),
+    ],
+    ids=["first update", "second update"],
+)
+def test_a_batch_of_two_updates_that_raised_is_named_by_what_may_have_changed(
+    failing_call, place, make_trainer, make_plugin
+):
+    """A GAN whose first loss raises hasn't stepped, as far as the loop sees, but its plugin may have."""
+    failures, calls = [OSError("once")], Counter()
+
+    def loss(state):
+        calls["loss"] += 1
+        if calls["loss"] == failing_call and failures:
+            raise failures.pop()
+        return state.model(state.microbatch[0]).mean()
+
+    def train_batch(state):
+        state.update(loss, ["sgd"])
+        return state.update(loss, ["sgd"])
+
+    with pytest.warns(UserWarning, match=rf"batch 1 \(epoch 1\) raised {place}") as caught:
+        actual, _ = run(make_trainer, make_plugin("m-own", train_batch=train_batch))
+
+    assert len([warning for warning in caught if "isn't repeated" in str(warning.message)]) == 1
+    assert actual["clock"][1] == 6
+    # Of the other five batches each update has two microbatches.
+    assert calls["loss"] == failing_call + 5 * 2 * 2
+
+
+@pytest.mark.parametrize("event", ["training_start", "fit_start", "fit_end", "training_end"])
+def test_an_event_of_the_whole_fit_that_raised_is_repeated_for_all_plugins(
+    event, make_trainer, make_plugin
+):
+    """Unlike an event that ends a batch or an epoch, which goes on from the plugin that raised."""
+    failures, calls = [OSError("once")], Counter()
+
+    def fails():
+        if failures:
+            raise failures.pop()
+
+    def counts():
+        calls[event] += 1
+
+    trainer = make_trainer(
+        algorithms=[
+            make_plugin("a-first", **{event: counts}),
+            make_plugin("m-fails", **{event: fails}),
+        ],
+    )
+    with pytest.raises(OSError, match="once"):
+        trainer.fit()
+    trainer.fit()
+
+    assert calls[event] == 2
 
 
 def test_a_batch_of_own_steps_that_were_not_reached_is_trained_on(make_trainer, make_plugin):

@@ -13,7 +13,8 @@ from eventloop.secret_values import is_secret, shown, shown_options, shown_words
         "api_key", "api-key", "apiKey", "APIKEY", "wandb_api_key", "token", "hf_token", "access_token",
         "auth_tokens", "password", "db_password", "passwd", "secret", "client_secret", "secret_key",
         "aws_secret_access_key", "private_key", "credentials", "task.api_key", "bearer_token",
-        "Authorization", "passcode", "jwt", "ssh_key", "storage_key",
+        "Authorization", "passcode", "jwt", "ssh_key", "storage_key", "api_keys", "session_key", "creds",
+        "github_pat", "gitlab_pat", "task.github_pat",
     ],
 )  # fmt: skip
 def test_names_of_secrets(name):
@@ -27,7 +28,10 @@ def test_names_of_secrets(name):
     [
         "pad_token", "eos_token", "image_token", "stop_tokens", "num_tokens", "max_tokens", "tokenizer",
         "tokens_per_batch", "key", "label_key", "keys", "token_type", "credentials_file", "password_file",
-        "api_key_env", "lr", "monkey", "keyboard", "secretary", "",
+        "api_key_env", "lr", "monkey", "keyboard", "secretary", "", "key_padding", "key_padding_mask",
+        "author", "authors", "authority", "pat", "early_stop_pat", "patience", "patch_size", "pass_rate",
+        "sort_key", "lang_token", "src_token", "target_token", "task_token", "draft_token",
+        "placeholder_token", "trigger_word", "loss_per_token", "decoder_start_token",
     ],
 )  # fmt: skip
 def test_names_of_no_secrets(name):
@@ -45,8 +49,45 @@ def test_whether_there_is_a_secret_is_shown(value):
 @pytest.mark.parametrize("value", ["<sks>", "[V]", "*"])
 def test_a_token_of_a_text_is_shown(value):
     """It is a setting of the training: a changed one has to be seen when a run is resumed."""
-    assert shown("placeholder_token", value) == value
-    assert shown("placeholder_token", "hf_abcdefgh") == "***"
+    assert shown("hub_token", value) == value
+    assert shown("hub_token", "hf_abcdefgh") == "***"
+
+
+SERVICE_TOKENS = {
+    "GitHub": "ghp_" + "a1B2" * 9,
+    "GitHub, fine-grained": "github_pat_" + "11AB_cd" * 8,
+    "GitLab": "glpat-" + "x1y2z3_-" * 3,
+    "Hugging Face": "hf_" + "aBcD" * 8,
+    "OpenAI": "sk-proj-" + "a1B2" * 8,
+    "Slack": "xoxb-" + "1234567890-ab",
+}
+
+
+@pytest.mark.parametrize("token", SERVICE_TOKENS.values(), ids=SERVICE_TOKENS)
+def test_a_token_of_a_service_is_masked_whatever_its_option_is_called(token):
+    """Its form says what it is: an option `pat` or `hub` has a name that says nothing."""
+    assert shown("pat", token) == "***"
+    assert shown_words(["fit", "--task.pat", token, f"--task.hub={token}"]) == [
+        "fit",
+        "--task.pat",
+        "***",
+        "--task.hub=***",
+    ]
+    assert token not in str(shown("header", {"x": [f"use {token} here"]}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_internal_testing/tiny-random-gpt2",
+        "sk-learn-like-pipeline-of-features",
+        "ghp_short",
+        "pat",
+    ],
+)
+def test_a_name_that_begins_like_a_token_is_shown(text):
+    """Control: models and presets are called so, and a changed one has to be seen."""
+    assert shown("model", text) == text
 
 
 def test_nests_are_gone_through():

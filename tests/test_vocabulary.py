@@ -10,6 +10,7 @@ from torch import nn
 from eventloop import SettingError, Settings, State, Task, Trainer, hookimpl, vocabulary
 from eventloop.config import option_types
 from eventloop.config.configuration import Configuration
+from eventloop.config.plugin_rules import KEYS
 from eventloop.config.settings import SETTING_NAMES, setting_options
 from eventloop.plugin.declared_hooks import HOOKS
 
@@ -256,3 +257,10 @@ def test_a_task_names_both_sizes_for_accumulated_batches():
     assert "Trainer(task, microbatch_size=8) with DataLoader(..., batch_size=32)" in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize(("word", "here"), vocabulary.RULES.items())
+def test_a_word_for_a_rule_leads_to_a_rule(word, here):
+    """An entry that can be pasted, and none that is there under its own name."""
+    assert here.partition(" ")[0] in KEYS
+    assert word not in KEYS

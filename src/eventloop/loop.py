@@ -527,7 +527,7 @@ class Loop:
             state.batch, state.loss = interrupted.batch, interrupted.loss
             if interrupted.loses_batch:
                 state.loss, self._stepped = None, False
-                warn_of_lost_batch(state)
+                warn_of_lost_batch(state, interrupted)
             if interrupted.has_uncounted_batch:
                 self.processes.exchange.start(state)
                 samples, tokens, seconds = self.processes.exchange.end(state)

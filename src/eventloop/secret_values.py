@@ -1,8 +1,9 @@
 """Masks passwords, keys and tokens wherever options leave the process.
 
 Headers, manifests, checkpoints, locks, reports and trackers all get options from here. Names say
-what is secret, since a value alone doesn't: `api_key`, `password`, `hf_token`; a URL is masked by
-its form, whatever the option is called.
+what is secret, since most values alone don't: `api_key`, `password`, `hf_token`. A URL, and the token
+of a service whose tokens begin alike (`ghp_...`), are masked by their form, whatever the option is
+called.
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ from eventloop.urls import hidden
 MASK = "***"
 _SECRET_WORDS = {
     "password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential",
-    "credentials", "apikey", "authtoken", "accesstoken", "accesskey", "secretkey",
+    "credentials", "creds", "apikey", "authtoken", "accesstoken", "accesskey", "secretkey",
     "privatekey", "passcode", "jwt", "bearer", "authorization",
 }  # fmt: skip
 _KEYS = {
     "access", "account", "api", "auth", "encryption", "license", "master", "private",
-    "secret", "signing", "ssh", "storage",
+    "secret", "session", "signing", "ssh", "storage",
 }  # fmt: skip
+# Whose personal access tokens are called so: `github_pat`. `pat` alone may be a patience.
+_SERVICES_WITH_PAT = {"azure", "databricks", "devops", "gh", "git", "github", "gitlab", "snowflake"}
 # What a token of a text is called. A tokenizer's setting changes the training, so it is shown.
 _TEXT_TOKENS = {
-    "answer", "assistant", "audio", "begin", "beginning", "blank", "bos", "boundary",
-    "class", "cls", "end", "eod", "eos", "eot", "first", "image", "last", "latent", "mask",
-    "mem", "memory", "new", "newline", "next", "null", "pad", "padding", "per", "prompt",
-    "query", "register", "sep", "separator", "sot", "space", "special", "start", "stop",
-    "system", "text", "think", "tool", "unk", "unknown", "user", "video", "vision",
+    "action", "answer", "assistant", "audio", "begin", "beginning", "blank", "bos", "boundary",
+    "class", "cls", "decoder", "domain", "draft", "encoder", "end", "entity", "eod", "eos",
+    "eot", "first", "global", "goal", "image", "input", "label", "lang", "language", "last",
+    "latent", "mask", "mem", "memory", "modality", "new", "newline", "next", "null", "output",
+    "pad", "padding", "per", "placeholder", "pos", "position", "prompt", "query", "register",
+    "reward", "sep", "separator", "sot", "source", "space", "speaker", "special", "src", "start",
+    "state", "stop", "style", "system", "target", "task", "text", "tgt", "think", "time", "tool",
+    "trigger", "unk", "unknown", "user", "video", "vision", "word",
 }  # fmt: skip
 # Where a secret lies, or how long it is, is none.
 _NO_SECRETS = {
@@ -47,6 +53,11 @@ _PAIR = re.compile(
 )
 # A variable of an environment, `HF_TOKEN=...`, or a part of a connection string.
 _ASSIGNMENT = re.compile(r"(?<![\w.?&-])(?P<name>[A-Za-z_][\w-]*)=(?P<value>[^\s;,&\"'{}\[\]]+)")
+# Tokens of GitHub, GitLab, Hugging Face, OpenAI and those that follow it, and Slack.
+_SERVICE_TOKEN = re.compile(
+    r"(?<![\w-])(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z]{30,}"
+    r"|sk-(?=[\w-]*\d)[\w-]{20,}|xox[abeprs]-[\w-]{10,})"
+)
 # The value of a header, whatever the header is called.
 _BEARER = re.compile(r"(?P<scheme>\b(?:Bearer|Basic) )[\w.~+/=-]{6,}")
 
@@ -56,7 +67,9 @@ def is_secret(name: str) -> bool:
     words = _words(name)
     if not words or words[-1] in _NO_SECRETS:
         return False
-    if words[-1] == "key" and len(words) > 1 and words[-2] in _KEYS:
+    if len(words) > 1 and words[-1] in ("key", "keys") and words[-2] in _KEYS:
+        return True
+    if len(words) > 1 and words[-1] == "pat" and words[-2] in _SERVICES_WITH_PAT:
         return True
     return not _SECRET_WORDS.isdisjoint(words) or _is_token(words)
 
@@ -86,10 +99,14 @@ def shown(name: str, value: Any) -> Any:
 
 
 def shown_text(text: str) -> str:
-    """Returns a text as it may be shown: without secrets of URLs, headers, variables and mappings."""
+    """Returns a text as it may be shown: without secrets of URLs, headers, variables and mappings.
+
+    Tokens of services are masked wherever they stand in it.
+    """
     if text.lstrip().startswith(("{", "[")):
         text = _PAIR.sub(_shown_pair, text)
     text = _ASSIGNMENT.sub(_shown_assignment, text)
+    text = _SERVICE_TOKEN.sub(MASK, text)
     return hidden(_BEARER.sub(rf"\g<scheme>{MASK}", text))
 
 

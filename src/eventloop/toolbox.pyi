@@ -41,7 +41,11 @@ from .data.sample_seeds import reads_batches as reads_batches
 
 # Forward passes outside of the loop.
 from .rng import kept_generators as kept_generators
-from .training.evaluation import evaluation_mode as evaluation_mode, in_eval_mode as in_eval_mode
+from .training.evaluation import (
+    evaluation_mode as evaluation_mode,
+    evaluation_mode_note as evaluation_mode_note,
+    in_eval_mode as in_eval_mode,
+)
 from .training.metrics import predictions as predictions
 from .training.optimizers import (
     untrained_note as untrained_note,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -43,6 +43,7 @@ from eventloop.run.start_checks import check_trainable, warn_of_zero_rates
 from eventloop.signals import Signals, is_interruption
 from eventloop.state import State
 from eventloop.task import Task
+from eventloop.task.value_checks import refuse_arguments_of_fit
 from eventloop.training.evaluation import try_evaluation
 from eventloop.training.stops import Stopped, stop_of, warn_of_repeated_stop
 from eventloop.vocabulary import METHODS, SETTINGS, STATE, TASK, TRAINER, known_as
@@ -177,20 +178,23 @@ class Trainer:
             raise ValueError(f"no action is named {action!r}{hooks.hint(action)}")
         return self.assembly.owner(action)
 
-    def fit(self, until: str | Time | None = None) -> Result:
+    def fit(self, until: str | Time | None = None, *others: Never, **unknown: Never) -> Result:
         """Trains until the whole duration is done, or until `until`, from where it stopped.
 
         After an exception it may be called again: it continues where the last call raised.
 
         Args:
             until: counted from the start of the run, not from now; may lie beyond `max_duration`.
+            others, unknown: refused, with where a model, data or a setting belongs.
 
         Raises:
+            TypeError: `until` isn't a time, or there are other arguments.
             EventloopError: there is nothing to train with, or no end.
             KeyboardInterrupt: SIGINT came; a checkpoint is saved, and `fit` may be called again.
             SystemExit: likewise SIGTERM.
             BaseException: whatever the task or a plugin raises, after every plugin was told.
         """
+        refuse_arguments_of_fit(until, others, unknown)
         state = self.state
         self._require_open()
         if not self._has_announced:  # as a command does in its header

@@ -28,6 +28,8 @@ TASK: Mapping[str, str] = _WORDS["task"]
 HOOK_WORDS: Mapping[str, str] = _WORDS["hooks"]
 STATE: Mapping[str, str] = _WORDS["state"]
 METHODS: Mapping[str, str] = _WORDS["methods"]
+# By the word: the entry of [tool.eventloop] that says which plugins take part.
+RULES: Mapping[str, str] = _WORDS["rules"]
 COMMAND_WORDS: Mapping[str, str] = _WORDS["commands"]
 
 

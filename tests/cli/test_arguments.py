@@ -7,7 +7,11 @@ import pytest
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.errors import UsageError
 
-COMMAND = Command("fit", "Trains.", (CommandOption("export", "FILE", "writes"),))
+COMMAND = Command(
+    "fit",
+    "Trains.",
+    (CommandOption("export", "FILE", "writes"), CommandOption("export-best", "", "the best")),
+)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,8 @@ def test_names_may_be_given_one_by_one():
         (["--no-plugins=yes"], "--no-plugins takes no value"),
         (["--no-plugins", "--autoload", "true"], "contradict each other"),
         (["a.py", "b.py"], "'b.py' isn't expected here"),
+        (["a.py", "--no-plugins", "b"], "--no-plugins takes no value, but 'b' follows"),
+        (["a.py", "--export-best", "m.pt"], "write `--export m.pt --export-best`"),
         (["-x"], "there is no option '-x'"),
         (["--config", "a", "--config=b"], "--config is given twice, as 'a' and as 'b'"),
     ],

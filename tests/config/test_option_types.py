@@ -213,3 +213,29 @@ def test_a_union_is_tried_in_its_own_order():
     values = [convert_value(option, "3") for option in options_of(task).values()]
 
     assert [type(one) for one in values] == [int, float]
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "line"),
+    [
+        ("1", "EVENTLOOP_SHUFFLE", "`EVENTLOOP_SHUFFLE=true`"),
+        ("0", "EVENTLOOP_PLUG__SHUFFLE", "`EVENTLOOP_PLUG__SHUFFLE=false`"),
+        ("0", "flag", "`--plug.shuffle false`"),
+        ("y", "run.yaml", "`--plug.shuffle true`"),
+    ],
+)
+def test_a_boolean_of_a_shell_is_named_as_it_is_written_here(text, source, line):
+    """A variable is 1 or 0 in most programs; the line keeps what was meant, at the place where it was said."""
+    with pytest.raises(SettingError) as caught:
+        typed(Option("shuffle", bool, True, print), Value(text, source), "plug")
+
+    assert f"give it as bool: {line}" in str(caught.value)
+
+
+def test_a_number_that_is_no_boolean_keeps_its_message():
+    """Control: an option of a number has no such words."""
+    with pytest.raises(SettingError, match="isn't of type int") as caught:
+        typed(Option("size", int, 3, print), Value("off", "EVENTLOOP_SIZE"))
+
+    assert "here it is" not in str(caught.value)
+    assert "`EVENTLOOP_SIZE=3`" in str(caught.value)

@@ -57,6 +57,8 @@ def test_a_key_that_nobody_knows_is_refused_with_the_closest(read, flags, enviro
     [
         ("max_durtion = '1ep'", "'max_durtion'; the closest is 'max_duration'"),
         ("task.lrr = 1", "'task.lrr'; the closest is 'task.lr'"),
+        ("enable = ['ema']", "'enable'; here it is required = [\"NAME\"]"),
+        ("exclude = ['ema']", "'exclude'; here it is disable = [\"NAME\"]"),
         ("plugins.mixup.alhpa = 1", "the closest is 'plugins.mixup.alpha'"),
         ("plugins.mixpu.alpha = 1", "which isn't installed; the closest is 'mixup'"),
         ("plugins.label_smoothing.smoothing = 0.1", "`pip install eventloop-label-smoothing`"),
@@ -127,3 +129,12 @@ def test_a_name_is_printed_as_it_was_typed_wherever_it_is(read, kind, key, messa
         check(configuration, {"mixup": ["alpha"]}, ["lr"])
 
     assert message in str(caught.value)
+
+
+def test_the_advice_for_a_flag_suits_every_command(read):
+    """`eventloop sweep` and `ablate` have options that `fit --help` doesn't list."""
+    with pytest.raises(SettingError) as caught:
+        check(read({"runs": "2"}, kind="flag"), {}, ["lr"])
+
+    assert "`--help` lists all" in str(caught.value)
+    assert "eventloop fit" not in str(caught.value)

@@ -197,6 +197,122 @@ def test_tensors_of_each_sample_are_split_with_their_samples():
     assert [len(piece["pixels"]) for piece in pieces] == [2, 2, 1]
 
 
+STATES = torch.zeros(1, 5, 3)
+SAMPLES = [{"x": torch.zeros(8), "y": torch.tensor(idx)} for idx in range(5)]
+COUNTED = {
+    "states as targets": ((X, (Y, STATES)), "batch[0]"),
+    "several states as targets": ((X, (STATES, STATES, Y)), "batch[0]"),
+    "states as inputs": (((X, (STATES, STATES)), Y), "batch[1]"),
+    "states beside flattened targets": (
+        ((torch.zeros(5, 4, 2), (STATES, STATES)), torch.zeros(20)),
+        "batch[0][0]",
+    ),
+    "a triple with states": ((X, (STATES, STATES), Y), "batch[0]"),
+    "samples as mappings": (SAMPLES, "batch"),
+    "two samples as mappings": ([{"x": X}, {"x": X[:3]}], "batch"),
+    "graph and targets in mappings": ((graph(4), {"energy": Y[:3]}), "batch[0]['x']"),
+}
+
+
+@pytest.mark.parametrize(("batch", "path"), COUNTED.values(), ids=COUNTED)
+def test_the_line_to_write_counts_the_samples(batch, path):
+    """Hidden states have their layers first, and a mapping of a list may be a sample."""
+    with pytest.raises(TaskError) as caught:
+        num_samples(batch)
+
+    assert f"Task(num_samples=lambda batch: len({path}))" in str(caught.value)
+
+
+@pytest.mark.parametrize("num", [3, 5, 16])
+def test_mappings_in_a_list_are_samples_or_views(num):
+    """The first dimension of a sample's image is its channels, that of a view the samples."""
+    batch = [{"image": torch.zeros(5, 4, 4), "height": 4} for _ in range(num)]
+
+    if num == 5:
+        assert num_samples(batch) == 5
+        return
+    with pytest.raises(TaskError, match="may be its samples") as caught:
+        num_samples(batch)
+    assert "len(batch))" in str(caught.value)
+    assert "len(batch[0]['image'])" in str(caught.value)
+
+
+LENGTHS = (3, 1, 4)
+
+
+def nested(layout):
+    parts = [torch.full((length, 2), float(length)) for length in LENGTHS]
+    return torch.nested.nested_tensor(parts, layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_a_nested_tensor_has_as_many_samples_as_parts(layout):
+    """One of strided layout has no shape, and torch's message asks to file an issue."""
+    inputs, targets = nested(layout), torch.zeros(3)
+
+    for batch in (inputs, (inputs,), (inputs, targets), {"x": inputs, "labels": targets}):
+        assert num_samples(batch) == 3
+    assert num_samples((torch.zeros(3, 2), inputs)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_flat_targets_of_a_nested_tensor_are_weights_not_samples(layout):
+    """A loss over 8 tokens of 3 texts is a mean over tokens, and the clock counts texts."""
+    with pytest.raises(TaskError, match=r"batch\[0\] has 3, batch\[1\] has 8") as caught:
+        num_samples((nested(layout), torch.zeros(sum(LENGTHS))))
+
+    expected = (
+        "num_samples=lambda batch: batch[0].size(0), loss_weight=lambda targets: len(targets))"
+    )
+    assert expected in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_a_nested_tensor_that_would_be_split_is_an_error(layout):
+    """No slice of it along its parts is in torch; smaller ones are made where they are collated."""
+    with pytest.raises(TaskError, match="collated"):
+        split((nested(layout), torch.zeros(3)), 2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_model_trains_on_nested_tensors_by_the_advised_line(make_trainer, make_task):
+    """A strided one is counted, evaluated and described in errors as any batch."""
+
+    def forward(model, inputs):
+        return model(torch.cat(list(inputs.unbind())))
+
+    batch = (nested(torch.strided), torch.zeros(sum(LENGTHS), dtype=torch.long))
+    task = make_task(
+        model=lambda: torch.nn.Linear(2, 3),
+        forward=forward,
+        train_dataloader=[batch],
+        eval_dataloaders={"test": [batch]},
+        num_samples=lambda batch: batch[0].size(0),
+        loss_weight=lambda targets: len(targets),
+    )
+
+    with make_trainer(task, max_duration="2ep") as trainer:
+        trainer.fit()
+
+    assert trainer.state.clock.sample == 6
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_strided_nested_tensor_is_described(make_trainer, make_task):
+    """The note below an error of the model must not hide it behind another."""
+    batch = (nested(torch.strided), torch.zeros(3, dtype=torch.long))
+    task = make_task(model=lambda: torch.nn.Linear(9, 3), train_dataloader=[batch])
+
+    with make_trainer(task) as trainer, pytest.raises(RuntimeError, match="last_dim") as caught:
+        trainer.fit()
+
+    assert describe(batch[0]) == "one tensor of shape (3, ...)"
+    assert any("(3, ...)" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.parametrize("batch", [(X, Y), [X, Y], Pair(X, Y)], ids=["tuple", "list", "named"])
 def test_a_pair_is_inputs_and_targets(batch):
     """Whichever sequence holds them."""

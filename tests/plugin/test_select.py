@@ -146,3 +146,23 @@ def test_plugins_that_conflict_are_refused(plugin):
     (problem,) = relations(cut, plugin("mix", batch_end=acts))
 
     assert problem == "cut and mix can't work together, says cut"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("watch", "for a class in the file write `-p ./watch.py:Watch`"),
+        ("other", "list what is installed with `eventloop plugins`"),
+    ],
+)
+def test_a_name_that_is_a_file_in_the_folder_is_told_how_it_is_named(
+    name, line, tmp_path, monkeypatch
+):
+    """`-p watch` beside watch.py isn't about an installed plugin."""
+    (tmp_path / "watch.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError) as caught:
+        refuse([MIXUP], Choice(insist=(name,)))
+
+    assert line in str(caught.value)

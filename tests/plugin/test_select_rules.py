@@ -97,6 +97,16 @@ def test_a_rule_for_a_name_that_matches_nothing_is_refused(statuses, key):
     assert "pyproject.toml" in message
 
 
+@pytest.mark.parametrize("key", ["disable", "allow"])
+def test_a_rule_for_a_package_without_a_plugin_says_what_it_adds(statuses, key):
+    """`eventloop-sweep` is installed, and its name isn't misspelt."""
+    message = refusal(SettingError, statuses, f'{key} = ["checkpoints"]')
+
+    assert f"{key} names 'checkpoints': eventloop-checkpoints is installed" in message
+    assert "adds the command" in message
+    assert "the closest" not in message
+
+
 MISSING = 'required = ["cutmix>=0.2"]', "pip install 'eventloop-cutmix>=0.2'"
 WRONG = 'required = ["ema>=0.2"]', "pip install 'eventloop-ema>=0.2'"
 

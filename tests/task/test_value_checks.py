@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
@@ -16,6 +16,14 @@ from eventloop.errors import TaskError
 class Wide(nn.Module):
     def __init__(self, width):
         super().__init__()
+
+
+class Listed(nn.Module):
+    """Its layer isn't registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(3, 3)]
 
 
 SOME = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
@@ -28,9 +36,14 @@ SOME = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         ({"model": Wide}, r"wants width: write model=lambda: Wide\(width=...\)"),
         ({"loss": nn.CrossEntropyLoss}, r"is a class.*write loss=CrossEntropyLoss\(\)"),
         ({"optimizer": SGD}, r"optimizer=SGD\) is a class.*write optimizer=lambda model: SGD"),
+        (
+            {"optimizer": Adam},
+            r"write optimizer=lambda model: Adam\(model.parameters\(\), lr=0.001\)",
+        ),
         ({"optimizer": SOME}, "takes a function of the model.*not a SGD: write optimizer=lambda"),
         ({"optimizer": [SOME]}, "not several without names"),
         ({"scheduler": StepLR}, r"scheduler=StepLR\) is a class.*write scheduler=lambda optimizer"),
+        ({"scheduler": StepLR}, r"lambda optimizer: StepLR\(optimizer, step_size=...\)"),
         ({"scheduler": StepLR(SOME, 1)}, "takes a function of the optimizer.*not a StepLR"),
         ({"scheduler": {"sgd": 3}}, r"scheduler=...\) takes a function, not 3"),
         ({"scheduler_interval": "ep"}, "scheduler_interval='ep' has no effect without a scheduler"),
@@ -47,6 +60,15 @@ def test_a_value_of_the_wrong_kind_is_refused_at_once(given, message, make_task)
     [
         ({"optimizer": lambda model: None}, "the task's optimizer function returned None"),
         ({"optimizer": lambda model: [SOME]}, r"a list of 1, without names\n  fix  name them"),
+        (
+            {"optimizer": lambda model: ([SOME], [StepLR(SOME, 1)])},
+            r"schedulers are Task\(scheduler=",
+        ),
+        (
+            {"model": Listed},
+            r"the model, a Listed, has none\n  fix  make its layers attributes[\s\S]*ModuleList",
+        ),
+        ({"optimizer": lambda model: SGD([], lr=0.1)}, "although the model, a Linear, has some"),
         ({"scheduler": lambda one: None}, "the task's scheduler of 'sgd' is None, not a torch"),
         (
             {"scheduler": ReduceLROnPlateau},
@@ -93,7 +115,7 @@ def returns_nothing(outputs, targets):
         ({"loss_weight": lambda: 0}, r"weights of 2 microbatches have no mean: \[0, 0\]"),
         ({"loss_weight": lambda: "1"}, r"weights of 2 microbatches have no mean: \['1', '1'\]"),
         ({"train_dataloader": [(torch.zeros(0, 3), torch.zeros(0))]}, "has no samples"),
-        ({"train_dataloader": [(torch.zeros(4, 3),) * 3]}, r"has a \.loss"),
+        ({"train_dataloader": [(torch.zeros(4, 3),) * 3]}, r"{'loss': \.\.\., 'logits': \.\.\.}"),
     ],
 )
 def test_what_is_found_in_the_first_step_says_what_to_do(given, message, make_trainer, make_task):
@@ -206,3 +228,34 @@ def test_predict_takes_a_data_loader(given, make_trainer):
     """A tensor would be taken apart into samples."""
     with pytest.raises(TaskError, match=r"predict takes a data loader, not [\s\S]*\[batch\]"):
         make_trainer().predict(given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        (
+            (nn.Linear(3, 3),),
+            {},
+            r"not a Linear; model and data belong to the task: Trainer\(Task\(model=",
+        ),
+        ((nn.Linear(3, 3), [1]), {}, "not a Linear"),
+        ((None, [1]), {}, "not a list"),
+        (("1ep", "2ep"), {}, "takes one argument"),
+        (
+            (),
+            {"ckpt_path": "last"},
+            r"no argument 'ckpt_path'; here it is a setting: Trainer\(task, resume=",
+        ),
+        ((), {"epochs": 3}, r"'epochs'; here it is a setting: Trainer\(task, max_duration="),
+        ((), {"train_dataloader": [1]}, r"belongs to the task: Trainer\(Task\(train_dataloader="),
+        ((), {"untill": "1ep"}, "'untill'; the closest is 'until'"),
+    ],
+)
+def test_what_other_trainers_are_given_to_fit_is_named(arguments, keywords, message, make_trainer):
+    """`trainer.fit(model, loader)` is the first line of who comes from Lightning."""
+    trainer = make_trainer()
+
+    with pytest.raises(TypeError, match=message):
+        trainer.fit(*arguments, **keywords)
+
+    assert trainer.fit("1ep").history

@@ -113,3 +113,55 @@ def test_ranks_keep_the_modes_of_the_model_below_ddp(make_model, trains, tmp_pat
 
     assert [mode for mode, _ in results] == [(True, trains)] * 2
     assert all((moved > 0) == trains for _, moved in results)
+
+
+class Wrapper(nn.Module):
+    """A head on a backbone that a library has loaded, and a second part that trains."""
+
+    def __init__(self, *, evaluating):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+        self.back = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 3)
+        for name in evaluating:
+            self.get_submodule(name).eval()
+
+    def forward(self, inputs):
+        return self.head(self.back(self.backbone(inputs)))
+
+
+def notes_of(trainer):
+    return [note for note in trainer.notes if "evaluation mode" in note]
+
+
+@pytest.mark.parametrize(
+    ("evaluating", "text"),
+    [
+        (["backbone"], "4 modules stay in evaluation mode: backbone;"),
+        (["backbone.1"], "1 module stays in evaluation mode: backbone.1;"),
+        (["back", "backbone"], "5 modules stay in evaluation mode: backbone, back;"),
+    ],
+    ids=["backbone", "norm", "names that begin alike"],
+)
+def test_the_notes_name_modules_that_stay_in_evaluation_mode(
+    evaluating, text, make_trainer, make_task
+):
+    """A backbone as `from_pretrained` returns it trains without dropout, and nothing else shows it."""
+    trainer = make_trainer(make_task(model=partial(Wrapper, evaluating=evaluating)))
+
+    (note,) = notes_of(trainer)
+
+    assert note.startswith(text)
+    assert ".train()" in note
+    trainer.fit()
+    assert notes_of(trainer) == [note]
+
+
+@pytest.mark.parametrize("make_model", [partial(Wrapper, evaluating=[]), pretrained])
+def test_a_model_of_which_all_trains_has_no_such_note(make_model, make_trainer, make_task):
+    """Control: a whole model in evaluation mode is put into training mode by the fit."""
+    trainer = make_trainer(make_task(model=make_model))
+
+    assert not notes_of(trainer)
+    trainer.fit()
+    assert not notes_of(trainer)

@@ -65,3 +65,52 @@ def test_nothing_is_left_of_a_trial(make):
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(kept[name], one) for name, one in model.state_dict().items())
     assert model[-1].weight.grad is None
+
+
+class Recurrent(nn.Module):
+    """Returns its outputs and its hidden state, as `nn.GRU` does."""
+
+    def __init__(self, as_mapping):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.as_mapping = as_mapping
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        return {"state": inputs, "logits": outputs} if self.as_mapping else (outputs, inputs)
+
+
+@pytest.mark.parametrize(
+    ("as_mapping", "line"), [(False, "model(inputs)[0])"), (True, "model(inputs)['logits'])")]
+)
+def test_a_loss_that_is_given_several_outputs_names_the_line_to_write(
+    as_mapping, line, make_trainer, make_task
+):
+    """PyTorch says only that it wants a Tensor."""
+    trainer = make_trainer(make_task(model=lambda: Recurrent(as_mapping)))
+
+    with pytest.raises(TypeError, match="must be Tensor") as caught:
+        trainer.fit()
+
+    assert any(
+        f"Task(forward=lambda model, inputs: {line}" in note for note in caught.value.__notes__
+    )
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_a_loss_that_fails_on_something_else_gets_no_such_line(
+    is_recurrent, make_trainer, make_task
+):
+    """Control: the outputs are of the kind that it takes."""
+
+    def loss(outputs, targets):
+        outputs = outputs[0] if is_recurrent else outputs
+        return torch.nn.functional.cross_entropy(outputs, targets + 7)
+
+    model = Recurrent(as_mapping=False) if is_recurrent else nn.Linear(3, 3)
+    trainer = make_trainer(make_task(model=lambda: model, loss=loss))
+
+    with pytest.raises(IndexError) as caught:
+        trainer.fit()
+
+    assert not any("Task(forward=" in note for note in caught.value.__notes__)

@@ -96,3 +96,15 @@ def test_the_file_is_one_of_torch_with_the_mode_of_any_new_file(clean):
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
+@pytest.mark.parametrize("name", ["model.pth", "model.pt", "model.onnx", "model.ckpt"])
+def test_a_file_named_as_another_format_is_refused(name, make_trainer, clean):
+    """Other programs read `model.pth` with torch.load, which can't read what would be in it."""
+    trainer = make_trainer()
+
+    with pytest.raises(EventloopError, match=r"write export\('model.safetensors'\)"):
+        trainer.export(clean / name)
+
+    assert not (clean / name).exists()
+    assert trainer.export(clean / "model.safetensors").exists()

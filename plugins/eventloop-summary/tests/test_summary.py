@@ -154,3 +154,18 @@ def test_parameters_without_an_optimizer_stand_below_the_table(tmp_path, capsys,
     assert (
         "in no optimizer, so they stay as they are: 0.bias" in capsys.readouterr().out
     ) != is_whole
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_modules_in_evaluation_mode_stand_below_the_table(tmp_path, capsys, is_frozen):
+    """Their dropout is off and their batch norms don't move, which the table doesn't show."""
+
+    def model():
+        network = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+        network[0].train(not is_frozen)
+        return network
+
+    with isolated_trainer(tmp_path, tiny_task(model=model), callbacks=[Summary()]) as trainer:
+        trainer.fit()
+
+    assert ("1 module stays in evaluation mode: 0;" in capsys.readouterr().out) == is_frozen

@@ -157,11 +157,27 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
             flags[key] = value
             typed_names[key] = name
     if len(words) > len(command.argument.split()):
-        raise UsageError(f"{words[-1]!r} isn't expected here", fix=f"write it as `{command.usage}`")
+        raise _unexpected(words[-1], argv, options, command)
     choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
     return Arguments(
         words[0] if words else "", flags, given, choice, tuple(words), tuple(argv), typed_names
     )
+
+
+def _unexpected(
+    word: str, argv: Sequence[str], options: Mapping[str, CommandOption], command: Command
+) -> UsageError:
+    """Returns the error for a word too many; it may be meant as the value of a switch before it."""
+    flag_before = argv[argv.index(word) - 1] if word in argv[1:] else ""
+    option = options.get(fold(flag_before.removeprefix("--"))) if flag_before[:2] == "--" else None
+    if option is None or option.metavar:
+        return UsageError(f"{word!r} isn't expected here", fix=f"write it as `{command.usage}`")
+    fix = f"write {shell(flag_before)} alone"
+    base = flag_before.rpartition("-")[0]
+    owner = options.get(fold(base.removeprefix("--")))
+    if owner is not None and owner.metavar:  # --export-best says something of --export
+        fix = f"write {shell(base, word, flag_before)}"
+    return UsageError(f"{flag_before} takes no value, but {word!r} follows", fix=fix)
 
 
 def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str] = ()) -> None:

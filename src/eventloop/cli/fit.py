@@ -75,7 +75,7 @@ def run(arguments: Arguments) -> int:
         output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     if _EXPORT_BEST in arguments.given and export is None:
         raise UsageError(
-            "--export-best, but no --export that it could be said of",
+            "--export-best says which weights --export writes, but --export isn't given",
             fix=f"add `--export model{SUFFIX}`, or leave --export-best out",
         )
     output_path(arguments, "result", ".json")

@@ -149,14 +149,20 @@ def typed(
     try:
         return (convert or convert_value)(option, value.value)
     except ValueError as error:
-        here = "" if section else _translated(option, value.value)
+        here = _as_bool(option, value.value) or (
+            "" if section else _translated(option, value.value)
+        )
         example = here or _example(option)
         reason = str(error)
         if here:
             reason = f"{reason.partition('; the closest is ')[0]}; here it is {here}"
         written = f"`{option.name}={as_python(example)}`"
         if value.source not in IN_PYTHON:
-            written = shell(flag(option.name, section), example)
+            is_variable = value.source.startswith("EVENTLOOP_")
+            assignment = f"{value.source}={example}"
+            written = (
+                shell(assignment) if is_variable else shell(flag(option.name, section), example)
+            )
         raise SettingError(
             f"{section}{'.' if section else ''}{option.name}: {reason}",
             subjects=subjects,
@@ -192,6 +198,16 @@ def convert_value(option: Option, raw: object) -> Any:
     if takes_text and raw is not None:
         return raw
     raise ValueError(_reason(option, raw))
+
+
+def _as_bool(option: Option, raw: object) -> str:
+    """Returns the boolean that a shell writes as 1 or 0; "" for other values and options."""
+    text = str(raw).strip().lower()
+    if bool not in _members(option.type):
+        return ""
+    if text in ("1", "y"):  # those of YAML, yes and on, are read as they are
+        return "true"
+    return "false" if text in ("0", "n") else ""
 
 
 def _translated(option: Option, raw: object) -> str:

@@ -11,10 +11,10 @@ from eventloop.config.value_sources import Layer, SourceKind, setting_for, spell
 from eventloop.errors import SettingError, closest
 from eventloop.fixes import install, shell, use_without_plugin
 from eventloop.naming import camel, fold
-from eventloop.vocabulary import SETTINGS, TASK, TRAINER
+from eventloop.vocabulary import RULES, SETTINGS, TASK, TRAINER
 
 _HOW_TO_FIX: dict[SourceKind, str] = {
-    "flag": "list the options with `eventloop fit TASK --help`",
+    "flag": "rename the option or leave it out; `--help` lists all",
     "keyword": "rename the keyword or leave it out",
     "variable": "rename the variable or unset it",
     "file": "rename the entry or leave it out",
@@ -78,6 +78,8 @@ def unknown_name(kind: SourceKind, key: str, value: Value, known: Collection[str
         hint = f"; here it is {setting_for(key, kind, value.value)}"
     elif kind == "keyword" and key in TRAINER:
         hint = f"; here it is {TRAINER[key]}"
+    elif kind == "file" and key in RULES:
+        hint = f"; here it is {RULES[key]}"
     elif key in TASK:
         hint = f"; here it is Task({TASK[key]})"
     else:

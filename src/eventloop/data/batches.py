@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -114,17 +114,22 @@ def num_samples(batch: Any) -> int:
 
     Targets of a pair may be flattened: inputs of shape (N, T, ...) go with N * T targets. Of a pair of
     lists with an entry for each sample, as detectors take them, it is their length. An empty mapping,
-    the batch of a run without a data set, counts as one.
+    the batch of a run without a data set, counts as one. Of a nested tensor it is the number of its
+    parts.
 
     Raises:
         TaskError: the nest holds no tensor with a dimension, or one without samples; or its tensors
-            have different leading dimensions, as in a graph, or in a single sample, which isn't a batch.
+            have different leading dimensions, as in a graph, or in a single sample, which isn't a
+            batch; or it is a list of mappings, whose tensors may belong to a sample or to the batch.
     """
     # Almost every batch is a pair of tensors, and each is counted: with few calls.
     if isinstance(batch, _PAIRS) and len(batch) == 2:
         inputs, targets = batch
         if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
-            shape, of_targets = inputs.shape, targets.shape
+            try:
+                shape, of_targets = inputs.shape, targets.shape
+            except RuntimeError:  # a nested tensor of strided layout has no shape (torch 2.13)
+                return _leading_that_fits(batch)
             if shape and of_targets:
                 samples = shape[0]
                 if samples and samples == of_targets[0]:
@@ -183,7 +188,7 @@ def describe(batch: Any) -> str:
         kinds = ", ".join(type(value).__name__ for value in [*batch][:6])
         return f"{type(batch).__name__} of {len(batch)} ({kinds})"
     if isinstance(batch, Tensor):
-        return f"one tensor of shape {tuple(batch.shape)}"
+        return f"one tensor of shape {shape_text(batch)}"
     return type(batch).__name__
 
 
@@ -192,7 +197,7 @@ def describe_pair(batch: Any) -> str:
     if not is_pair(batch):
         return f"a batch that is {describe(batch)}"
     inputs, targets = (
-        f"{value.dtype} of shape {tuple(value.shape)}"
+        f"{value.dtype} of shape {shape_text(value)}"
         if isinstance(value, Tensor)
         else describe(value)
         for value in batch
@@ -204,6 +209,13 @@ def shapes(value: Any) -> str:
     """Returns types and shapes of a nest: `(float32 (4, 3), int64 (4,))`."""
     text = _shapes(value, depth=3)
     return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
+
+
+def shape_text(tensor: Tensor) -> str:
+    """Returns a tensor's shape as text: "(4, 3)"; of a strided nested tensor, "(4, ...)"."""
+    if tensor.is_nested and tensor.layout is torch.strided:  # it has no shape (torch 2.13)
+        return f"({tensor.size(0)}, ...)"
+    return str(tuple(tensor.shape))
 
 
 def fix_for_no_samples(error: BaseException) -> str:
@@ -227,22 +239,26 @@ def _leading_that_fits(batch: Any) -> int:
     if not tensors:
         raise TaskError(
             f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
-            fix="implement the action count_batch, which says what it counts for",
+            fix="let the data loader give tensors, for example torch.from_numpy(array), or say what "
+            "counts: Task(num_samples=lambda batch: len(batch[0])), or implement the action count_batch",
         )
-    size = next(iter(tensors.values())).shape[0]
-    if any(tensor.shape[0] != size for tensor in tensors.values()):
+    # `size(0)`, since a nested tensor of strided layout has no shape.
+    size = next(iter(tensors.values())).size(0)
+    if any(tensor.size(0) != size for tensor in tensors.values()):
         tensors = _without_entries(batch, tensors)
-        size = next(iter(tensors.values())).shape[0]
+        size = next(iter(tensors.values())).size(0)
     _require_batch_of_targets(batch, size)
     targets = targets_of(batch)
     sizes = {
-        path: tensor.shape[0]
+        path: tensor.size(0)
         for path, tensor in tensors.items()
         if tensor is not targets or not _is_flattened(targets, tensors.values(), size)
     }
     sizes |= _sizes_of_annotations(batch, size)
     if any(other != size for other in sizes.values()):
         raise _disagree(batch, sizes)
+    if _is_annotations(batch) and len(batch) > 2 and len(batch) != size:
+        raise _ambiguous(batch, size, next(iter(sizes)))
     if size == 0:
         what, fix = "has no samples", "let the data loader leave empty batches out"
         raise TaskError(f"a batch of {describe(batch)} {what}", fix=fix)
@@ -272,7 +288,7 @@ def _without_entries(batch: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor
     """
     entries = dict(_entries_in(batch))
     whole = {path: tensor for path, tensor in tensors.items() if path not in entries}
-    sizes = {tensor.shape[0] for tensor in whole.values()}
+    sizes = {tensor.size(0) for tensor in whole.values()}
     if len(sizes) != 1 or not sizes.issuperset(entries.values()):
         return tensors
     return whole
@@ -298,7 +314,7 @@ def is_list_of_entries(value: Any, num_samples: int) -> bool:
         isinstance(value, (tuple, list))
         and len(value) == num_samples
         and all(isinstance(entry, Tensor) for entry in value)
-        and any(entry.ndim == 0 or entry.shape[0] != num_samples for entry in value)
+        and any(entry.ndim == 0 or entry.size(0) != num_samples for entry in value)
     )
 
 
@@ -312,7 +328,7 @@ def _sizes_of_annotations(nest: Any, size: int, path: str = "batch") -> dict[str
     """Returns the lengths of annotations; those whose tensors are whole batches have their sizes."""
     if path != "batch" and _is_annotations(nest):
         tensors = [tensor for entry in nest for _, tensor in _tensors_in(entry)]
-        are_whole = bool(tensors) and all(tensor.shape[0] == size for tensor in tensors)
+        are_whole = bool(tensors) and all(tensor.size(0) == size for tensor in tensors)
         return {path: size if are_whole else len(nest)}
     sizes: dict[str, int] = {}
     if isinstance(nest, Mapping):
@@ -329,8 +345,10 @@ def _is_flattened(targets: Any, tensors: Iterable[Tensor], size: int) -> bool:
     if not isinstance(targets, Tensor):
         return False
     for tensor in tensors:
+        if tensor.is_nested:  # samples of different numbers of positions weigh differently
+            continue
         counts = list(itertools.accumulate(tensor.shape, operator.mul))
-        if tensor is not targets and counts[0] == size and targets.shape[0] in counts[1:]:
+        if tensor is not targets and counts[0] == size and targets.size(0) in counts[1:]:
             return True
     return False
 
@@ -339,7 +357,7 @@ def _require_batch_of_targets(batch: Any, size: int) -> None:
     """Raises TaskError if the targets are a number, as those of a single sample are."""
     targets = targets_of(batch)
     if isinstance(targets, Tensor) and not targets.ndim:
-        misfit = f"targets of shape {tuple(targets.shape)}"
+        misfit = "targets of shape ()"
     elif isinstance(targets, (int, float)):
         misfit = f"the target {targets!r}"
     else:
@@ -367,18 +385,61 @@ def _disagree(batch: Any, sizes: Mapping[str, int]) -> TaskError:
     named = [f"{path} has {size}" for path, size in sizes.items()]
     if len(named) > _MOST_PARTS:
         named[_MOST_PARTS:] = [f"and {len(named) - _MOST_PARTS} more"]
-    # The targets have an entry for each thing that the loss is a mean over.
-    targets = "batch[1]" if is_pair(batch) else f"batch[{LABELS!r}]"
-    counts = Counter(sizes.values())
-    most_common = max(sizes, key=lambda path: counts[sizes[path]])
-    path = targets if targets in sizes else most_common
     return DifferentSizesError(
         f"the samples of a batch of {describe(batch)} can't be counted, since its tensors differ in "
         f"their first dimension: {', '.join(named)}",
-        fix=f"say what counts: Task(num_samples=lambda batch: len({path})), or implement the action "
+        fix=f"say what counts: {_counting_line(batch, sizes)}, or implement the action "
         "count_batch; a single sample isn't a batch: let the data loader make batches, "
         "DataLoader(dataset, batch_size=32)",
     )
+
+
+def _ambiguous(batch: Any, size: int, path: str) -> TaskError:
+    """Returns the error for a list of mappings: one for each sample, or views of a whole batch."""
+    return DifferentSizesError(
+        f"the samples of a batch of {describe(batch)} can't be counted: its {len(batch)} mappings may be "
+        f"its samples, or each may hold a batch of {size}",
+        fix="say what counts: Task(num_samples=lambda batch: len(batch)) where each mapping is a sample, "
+        f"len({path}) where each is a batch",
+    )
+
+
+def _counting_line(batch: Any, sizes: Mapping[str, int]) -> str:
+    """Returns the argument of Task that counts the samples of a batch whose tensors disagree."""
+    inputs, targets = inputs_of(batch), targets_of(batch)
+    if isinstance(inputs, Tensor) and inputs.is_nested:
+        line = "Task(num_samples=lambda batch: batch[0].size(0)"
+        if isinstance(
+            targets, Tensor
+        ):  # a mean over positions, of which samples have different numbers
+            line += ", loss_weight=lambda targets: len(targets)"
+        return f"{line})"
+    if _is_annotations(batch) and _have_one_form(batch):
+        return "Task(num_samples=lambda batch: len(batch))"
+    return f"Task(num_samples=lambda batch: len({_counted_path(batch, sizes)}))"
+
+
+def _have_one_form(mappings: Sequence[Mapping[Any, Any]]) -> bool:
+    """Whether mappings have the same keys, as samples have; inputs and targets in two may differ."""
+    return all(mapping.keys() == mappings[0].keys() for mapping in mappings)
+
+
+def _counted_path(batch: Any, sizes: Mapping[str, int]) -> str:
+    """Returns the expression for a tensor of a batch that has an entry for each sample, most likely.
+
+    A tensor of targets has one for each thing that the loss is a mean over. Otherwise it is the
+    input: the first of several, since the hidden state of a recurrent network comes after it, but
+    not of a mapping, where the edges of a graph may come first.
+    """
+    targets = "batch[1]" if is_pair(batch) else f"batch[{LABELS!r}]"
+    if targets in sizes:
+        return targets
+    inputs, prefix = (batch[0], "batch[0]") if is_pair(batch) else (batch, "batch")
+    of_inputs = [path for path in sizes if path.startswith(prefix)]
+    if not isinstance(inputs, Mapping) and of_inputs:
+        return of_inputs[0]
+    counts = Counter(sizes.values())
+    return max(of_inputs or sizes, key=lambda path: counts[sizes[path]])
 
 
 def rows_of(part: Any) -> int | None:
@@ -395,8 +456,10 @@ def is_listed(batch: Any) -> bool:
         return False
     if isinstance(targets, Tensor):
         # Several inputs would have as many samples each.
-        return targets.shape[:1] == (num,) and any(
-            _leading(one) not in (None, num) for one in inputs
+        return (
+            targets.ndim > 0
+            and targets.size(0) == num
+            and any(_leading(one) not in (None, num) for one in inputs)
         )
     return (
         isinstance(targets, (tuple, list))
@@ -412,7 +475,7 @@ def is_of_one_sample(value: Any) -> bool:
 
 def _leading(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else None
+        return batch.size(0) if batch.ndim else None
     values = batch.values() if isinstance(batch, Mapping) else batch
     sizes = map(_leading, values) if isinstance(batch, (tuple, list, Mapping)) else iter(())
     return next((size for size in sizes if size is not None), None)
@@ -420,7 +483,7 @@ def _leading(batch: Any) -> int | None:
 
 def _shapes(value: Any, depth: int) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        return f"{str(value.dtype).removeprefix('torch.')} {shape_text(value)}"
     if not depth or not isinstance(value, Mapping | tuple | list):
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         known = "" if shape is None or dtype is None else f" {dtype} {tuple(shape)}"

@@ -91,6 +91,12 @@ def _piece(batch: Any, start: int, stop: int, samples: int) -> Any:
 
 def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, Tensor):
+        if batch.is_nested:  # torch 2.13 can't slice it along its parts
+            raise TaskError(
+                "a batch with a nested tensor can't be split into microbatches",
+                fix="unset microbatch_size, and let the data loader make the microbatches: "
+                "DataLoader(..., collate_fn=collated(collate, microbatch_size=8)), of eventloop.data",
+            )
         if batch.ndim and batch.shape[0] != samples:
             raise TaskError(
                 f"a batch of {counted(samples, 'sample')} can't be split: it also holds a tensor of shape "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from eventloop import __version__
 from eventloop.config.option_types import Value
@@ -10,7 +11,7 @@ from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest, joined
 from eventloop.fixes import install, pip, shell, switch_off, use_without_plugin
-from eventloop.naming import fold, is_in_range, split_requirement
+from eventloop.naming import camel, fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.static_check import foreign_hooks
@@ -59,10 +60,10 @@ def _unknown_choices(
     judged = sorted(choice.insist) + (sorted(choice.off) if passed is not None else [])
     for name in judged:
         if fold(name) not in known:
-            yield UsageError(
-                f"no plugin is named {name!r}{closest(name, names)}",
-                fix=install(name if name in choice.insist else ""),
-            )
+            fix = install(name if name in choice.insist else "")
+            if name in choice.insist and name.isidentifier() and Path(f"{name}.py").is_file():
+                fix = f"for a class in the file write {shell('-p', f'./{name}.py:{camel(name)}')}"
+            yield UsageError(f"no plugin is named {name!r}{closest(name, names)}", fix=fix)
     off = {fold(name): name for name in choice.off}
     for one in selected:
         if one.found.by_flag and fold(one.found.name) in off:
@@ -84,9 +85,11 @@ def _unknown_names(rules: Rules, installed: Collection[str]) -> Iterator[Setting
     written += [("allow", Value(name, one.source)) for one in rules.allow for name in one.value]
     for key, value in written:
         if value.source != rules.site and fold(value.value) not in known:
+            reason = f", but no plugin has this name{closest(value.value, sorted(installed))}"
+            if use := use_without_plugin(value.value):
+                reason = f": {use}"
             yield SettingError(
-                f"{key} names {value.value!r}, but no plugin has this name"
-                f"{closest(value.value, sorted(installed))}",
+                f"{key} names {value.value!r}{reason}",
                 source=value.source,
                 fix="fix or remove the name; list what is installed with `eventloop plugins`",
             )

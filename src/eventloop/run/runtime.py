@@ -30,6 +30,7 @@ from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.default_actions import Defaults
+from eventloop.training.evaluation import evaluation_mode_note
 from eventloop.training.logged_numbers import Numbers
 from eventloop.training.optimizers import untrained_note
 from eventloop.training.out_of_memory import note_in_training
@@ -130,6 +131,7 @@ class Run:
             *self.start.notes,
             *([by_tokens] if may_weigh_tokens(self.state) else []),
             *([untrained] if (untrained := untrained_note(self.state)) else []),
+            *([in_eval] if (in_eval := evaluation_mode_note(self.state.model)) else []),
             *(note for one, note in noted if one.role == "core"),
             *(one.note for one in self._compiled),
             *(f"{one.name}: {note}" for one, note in noted if one.role != "core"),

@@ -20,7 +20,7 @@ from eventloop.errors import TaskError, a, closest
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
-from eventloop.task.value_checks import argument_meant, check_values, named_optimizers
+from eventloop.task.value_checks import argument_meant, check_values, make_optimizers
 from eventloop.training.default_actions import keys_of
 from eventloop.training.metrics import fresh_metrics
 from eventloop.training.target_shapes import watched_once
@@ -155,7 +155,7 @@ class Task:
         if any(one is not None for one in loaders):
             given["build_eval_dataloaders"] = _eval_dataloaders_hook(*loaders)
         if (optimizer := self.optimizer) is not None:
-            given["build_optimizers"] = lambda state: named_optimizers(optimizer(state.model))
+            given["build_optimizers"] = lambda state: make_optimizers(optimizer, state.model)
         if self.scheduler is not None:
             given["build_schedulers"] = schedulers_hook(self.scheduler, self.scheduler_interval)
         if self.metrics is not None or self.train_metrics is not None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from eventloop.clock import Time
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.config.value_sources import setting_for
 from eventloop.errors import TaskError, a
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 
+_OF_TASK = (
+    "model",
+    "train_dataloader",
+    "eval_dataloaders",
+    "test_dataloaders",
+    "loss",
+    "optimizer",
+)
 _OPTIMIZER = "optimizer=lambda model: SGD(model.parameters(), lr=0.1)"
 _SCHEDULER = "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=1000)"
 
@@ -51,6 +60,30 @@ def argument_meant(name: str, known: Iterable[str]) -> str:
     return known_as(name, {**TRAINER, **TASK}, known)
 
 
+def refuse_arguments_of_fit(
+    until: object, others: Sequence[object], unknown: Mapping[str, object]
+) -> None:
+    """Checks the arguments of `Trainer.fit`, which other trainers give the model and the data.
+
+    Raises:
+        TypeError: `until` isn't a time, or there are other arguments.
+    """
+    for name in unknown:
+        hint = argument_meant(name, ["until"])
+        if name in _OF_TASK:
+            hint = f"; here it belongs to the task: Trainer(Task({name}=...))"
+        raise TypeError(f"fit(...) has no argument {name!r}{hint}")
+    values = [value for value in (until, *others) if value is not None]
+    for value in values:
+        if not isinstance(value, str | Time | int | float):  # `Time` says what a number lacks
+            raise TypeError(
+                f"fit(until=...) takes a time such as '2ep', not {a(type(value).__name__)}; model and data "
+                "belong to the task: Trainer(Task(model=..., train_dataloader=...)).fit()"
+            )
+    if others:
+        raise TypeError("fit(until=...) takes one argument, a time such as '2ep'")
+
+
 def named_optimizers(built: object) -> dict[str, Optimizer]:
     """Returns optimizers by name; a single one is named after its class.
 
@@ -58,9 +91,16 @@ def named_optimizers(built: object) -> dict[str, Optimizer]:
         TaskError: it is neither an optimizer nor a mapping of optimizers.
     """
     if isinstance(built, list | tuple):
+        lists = [part for part in built if isinstance(part, list | tuple)]
+        parts = [*built, *(value for values in lists for value in values)]
+        fix = "name them: optimizer=lambda model: {'body': SGD(...), 'head': AdamW(...)}"
+        if any(
+            isinstance(part, LRScheduler) for part in parts
+        ):  # as of Lightning's configure_optimizers
+            fix += f"; schedulers are Task({_SCHEDULER})"
         raise TaskError(
             f"the task's optimizers are {a(type(built).__name__)} of {len(built)}, without names",
-            fix="name them: optimizer=lambda model: {'body': SGD(...), 'head': AdamW(...)}",
+            fix=fix,
         )
     if built is None:
         raise TaskError(
@@ -77,6 +117,33 @@ def named_optimizers(built: object) -> dict[str, Optimizer]:
                 fix=f"return it: {_OPTIMIZER}",
             )
     return {str(name): optimizer for name, optimizer in named.items()}
+
+
+def make_optimizers(
+    optimizer: Callable[[nn.Module], object], model: nn.Module
+) -> dict[str, Optimizer]:
+    """Calls the task's function; returns the optimizers by name.
+
+    Raises:
+        TaskError: an optimizer has no parameters, or the function returns no optimizers.
+    """
+    try:
+        return named_optimizers(optimizer(model))
+    except ValueError as error:
+        if "empty parameter list" not in str(error):
+            raise
+        name = type(model).__name__
+        if any(True for _ in model.parameters()):
+            raise TaskError(
+                f"an optimizer was made without parameters, although the model, {a(name)}, has some",
+                fix="give it some: optimizer=lambda model: SGD(model.parameters(), lr=0.1); a generator "
+                "of parameters can be iterated once",
+            ) from error
+        raise TaskError(
+            f"an optimizer was made without parameters: the model, {a(name)}, has none",
+            fix="make its layers attributes of the module: layers in a list or a dict belong in "
+            "torch.nn.ModuleList or ModuleDict, and a tensor that is trained in torch.nn.Parameter",
+        ) from error
 
 
 def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
@@ -115,10 +182,23 @@ def _check_model(model: object) -> None:
         )
 
 
+def _call(maker: type, wants: str) -> str:
+    """Returns the call that makes an optimizer or a scheduler of a class: `Adam(..., lr=0.001)`."""
+    parameters = inspect.signature(maker).parameters
+    arguments = ["model.parameters()" if wants == "model" else wants]
+    arguments += [f"{name}=..." for name in _required(maker)[1:]]
+    if "lr" in parameters and "lr=..." not in arguments:
+        arguments.append(f"lr={parameters['lr'].default}")
+    return f"{maker.__name__}({', '.join(arguments)})"
+
+
 def _check_maker(value: object, what: str, wants: str, makes: type, example: str) -> None:
     """Checks a function of one value, or a class whose constructor takes only that value."""
     if value is None:
         return
+    maker = value if isinstance(value, type) else type(value)
+    if issubclass(maker, makes):
+        example = f"{what}=lambda {wants}: {_call(maker, wants)}"
     if isinstance(value, makes):
         raise TypeError(
             f"Task({what}=...) takes a function of the {wants}, which may be replaced before it "

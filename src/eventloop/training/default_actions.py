@@ -215,8 +215,8 @@ class Defaults:
         raise TaskError(
             f"a batch{of_set} of {batches.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "
-            "or give Task(forward=lambda model, batch: ...); what it gives has a .loss where the "
-            "loss needs more than outputs and targets",
+            "or give Task(forward=lambda model, batch: ...), which returns the outputs, or "
+            "{'loss': ..., 'logits': ...} where the loss needs more than outputs and targets",
         )
 
     def _known_of(self, state: State) -> _Known:

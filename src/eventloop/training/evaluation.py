@@ -15,7 +15,7 @@ from eventloop.data.combined import FirstBatches, known_length, too_few
 from eventloop.data.iterable_sources import to_evaluate
 from eventloop.data.map_style import iterate
 from eventloop.data.microbatches import microbatches_of
-from eventloop.errors import TaskError, counted
+from eventloop.errors import TaskError, counted, first_of
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
 from eventloop.training.out_of_memory import note_in_evaluation
@@ -90,6 +90,28 @@ class TrainingMode:
     def remember(self, state: State) -> None:
         """Remembers which modules are in evaluation mode, for the next fit."""
         self._modules_in_eval = [module for module in state.model.modules() if not module.training]
+
+
+def evaluation_mode_note(model: nn.Module) -> str:
+    """Returns a line about modules that stay in evaluation mode while the model trains; "" for none.
+
+    Only the outermost ones are named. A model that is in evaluation mode itself has none: a fit puts
+    it into training mode as a whole.
+    """
+    if not model.training:
+        return ""
+    evaluating = [name for name, module in model.named_modules() if not module.training]
+    if not evaluating:
+        return ""
+    outermost: list[str] = []
+    for name in evaluating:  # a module comes before those below it
+        if not outermost or not name.startswith(f"{outermost[-1]}."):
+            outermost.append(name)
+    verb = "stays" if len(evaluating) == 1 else "stay"
+    return (
+        f"{counted(len(evaluating), 'module')} {verb} in evaluation mode: {first_of(outermost)}; to train with "
+        "dropout and the batch statistics of batch norms, call .train() on the model when it is made"
+    )
 
 
 def is_due(interval: Time | None, state: State) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.data.batches import shapes
@@ -36,7 +36,24 @@ def note_input(error: BaseException, what: str, state: State) -> None:
     if what.endswith("forward"):
         batch = state.batch if state.microbatch is None else state.microbatch
         inputs = f"a batch of {shapes(batch)}"
-    error.add_note(Note(f"{what} was given {inputs}; {_moment(state)}", "given"))
+    fix = _fix_for_outputs(error, state.outputs) if what == "loss" else ""
+    error.add_note(Note(f"{what} was given {inputs}; {_moment(state)}{fix}", "given"))
+
+
+def _fix_for_outputs(error: BaseException, outputs: object) -> str:
+    """Returns how to give a loss a tensor, where it refused several values of a model; "" otherwise."""
+    if type(outputs).__name__ not in str(
+        error
+    ):  # a loss may take several, and fail on something else
+        return ""
+    if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], Tensor):
+        line, reason = "model(inputs)[0]", "the model returns several values"
+    elif isinstance(outputs, Mapping) and outputs:
+        key = "logits" if "logits" in outputs else next(iter(outputs))
+        line, reason = f"model(inputs)[{key!r}]", "the model returns a mapping"
+    else:
+        return ""
+    return f"\n  fix  {reason}: give the loss its input, Task(forward=lambda model, inputs: {line})"
 
 
 def _moment(state: State) -> str:

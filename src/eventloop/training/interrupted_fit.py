@@ -107,16 +107,22 @@ def require_same_stage(processes: Processes, interrupted: InterruptedFit | None)
         )
 
 
-def warn_of_lost_batch(state: State) -> None:
+def warn_of_lost_batch(state: State, interrupted: InterruptedFit) -> None:
     """Warns that a batch is neither wholly part of the weights nor repeated."""
+    if state.rank != 0:  # all ranks know it
+        return
+    if interrupted.stage == "stepping":
+        place = "within one of its optimizer steps or after one"
+    else:
+        owner = state.owner("train_batch")
+        place = f"in train_batch of {owner!r}, whose optimizer steps can't be observed,"
     clock = state.clock
-    if state.rank == 0:  # all ranks know it
-        warnings.warn(
-            f"batch {clock.batch + 1} (epoch {clock.epoch}) raised within its optimizer step and isn't "
-            "repeated, since some weights may have changed already; training continues with the next "
-            "batch. To train on it as a whole, resume from a checkpoint in a new process",
-            stacklevel=2,
-        )
+    warnings.warn(
+        f"batch {clock.batch + 1} (epoch {clock.epoch + 1}) raised {place} and isn't repeated, since some "
+        "weights may have changed already; training continues with the next batch. To train on it as "
+        "a whole, resume from a checkpoint in a new process",
+        stacklevel=2,
+    )
 
 
 def warn_of_counts_twice(state: State) -> None:

@@ -54,11 +54,33 @@ def loaded_by_own_code(model: nn.Module) -> Iterator[str]:
             yield f"{name}." if name else ""
 
 
+# Others read a file by the end of its name.
+_OTHER_FORMATS = {
+    ".bin": "one that torch.load reads",
+    ".ckpt": "a checkpoint",
+    ".onnx": "one of ONNX",
+    ".pt": "one that torch.load reads",
+    ".pt2": "one of torch.export",
+    ".pth": "one that torch.load reads",
+}
+_WITH_EXPORT = "; eventloop-export, where it is active, writes this format"
+
+
 def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
     """Writes the weights of a run, whole, to a file of safetensors; collective.
 
     Names are those of the model before `torch.compile`.
+
+    Raises:
+        EventloopError: the file's name says that it has another format, or it can't be written.
+        NonFiniteError: a weight isn't finite.
     """
+    if path.suffix in _OTHER_FORMATS:
+        raise EventloopError(
+            f"weights are written as .safetensors, but {path.name!r} is named as {_OTHER_FORMATS[path.suffix]}",
+            fix=f"write export({path.with_suffix('.safetensors').name!r}); safetensors.torch.load_file reads it"
+            f"{_WITH_EXPORT if path.suffix in ('.onnx', '.pt2') else ''}",
+        )
     weights = {uncompiled_name(name): tensor for name, tensor in weights.items()}
     if extra := [
         name for name, one in weights.items() if not isinstance(one, Tensor | TensorSlice)

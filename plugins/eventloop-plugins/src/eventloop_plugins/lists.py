@@ -100,9 +100,16 @@ def _enabled(text: str, one: Candidate) -> str:
     text = without_name(text, "disable", name) if has_name(text, "disable", name) else text
     if "allow" in _table(text) and not has_name(text, "allow", name):
         text = with_name(text, "allow", name)
-    if static_check(one.found).off_until_named and not has_name(text, "required", name):
+    is_off = static_check(one.found).off_until_named or _is_left_to_names(text, one)
+    if is_off and not has_name(text, "required", name):
         text = with_name(text, "required", name)
     return text
+
+
+def _is_left_to_names(text: str, one: Candidate) -> bool:
+    """Whether the project's `autoload` leaves out plugins that nothing names."""
+    autoload = _table(text).get("autoload", True)
+    return autoload is False or (autoload == "callbacks" and one.found.role == "algorithm")
 
 
 def _disabled(text: str, one: Candidate) -> str:

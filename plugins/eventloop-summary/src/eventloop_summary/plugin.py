@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from eventloop import hookimpl
-from eventloop.toolbox import untrained_note
+from eventloop.toolbox import evaluation_mode_note, untrained_note
 from eventloop_summary.layers import Passes, table
 
 if TYPE_CHECKING:
@@ -41,13 +41,14 @@ class Summary:
 
     @hookimpl(rank_zero=True)
     def after_forward(self, state: StateView) -> None:
-        """Writes the table, and the trainable parameters that no optimizer has."""
+        """Writes the table, parameters without an optimizer, and modules in evaluation mode."""
         if self._passes is not None:
             passes, self._passes = self._passes, None
             passes.close()
             sys.stdout.write(table(passes.layers, self.depth))
-            if note := untrained_note(state):
-                sys.stdout.write(f"{note}\n")
+            for note in (untrained_note(state), evaluation_mode_note(state.model)):
+                if note:
+                    sys.stdout.write(f"{note}\n")
             sys.stdout.flush()
 
     @hookimpl
