@@ -119,7 +119,7 @@ class WideFile:
         """
         self.close()
         self._end = Position([], 0, [])
-        os.replace(self.path, self.path.with_suffix(f".old{self.path.suffix}"))
+        self.path.replace(self.path.with_suffix(f".old{self.path.suffix}"))
 
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""

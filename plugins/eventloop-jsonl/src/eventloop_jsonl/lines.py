@@ -193,7 +193,7 @@ class LineFile:
         """
         self.close()
         self._counted = (0, 0)
-        os.replace(self.path, self.path.with_suffix(f".old{self.path.suffix}"))
+        self.path.replace(self.path.with_suffix(f".old{self.path.suffix}"))
 
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""
