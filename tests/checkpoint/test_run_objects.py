@@ -293,3 +293,25 @@ def test_ranks_keep_objects_of_their_own(tmp_path):
 
     for weights, other in zip(run_ranks(on_two_ranks, tmp_path / "killed"), expected, strict=True):
         assert all(torch.equal(weights[key], other[key]) for key in other)
+
+
+class Swaps:
+    """Assigns another data loader after the first epoch."""
+
+    name = "swaps"
+
+    @hookimpl
+    def epoch_end(self, state):
+        if state.clock.epoch == 1:
+            state.train_dataloader = DataLoader(TensorDataset(INPUTS * 2, INPUTS.argmax(1)), 4)
+
+
+def test_a_data_loader_that_a_plugin_assigns_in_mid_run_is_named_and_refused(tmp_path):
+    """A resumed run would train on the task's again."""
+    setup = lambda: {"algorithms": [Swaps()]}  # noqa: E731
+    words = r"lack train_dataloader \(a plugin has assigned another data loader; return it from"
+    with pytest.warns(UserWarning, match=words):
+        train(setup, tmp_path, kill_at=8)
+
+    with pytest.raises(ResumeError, match="the checkpoint lacks train_dataloader"):
+        train(setup, tmp_path)

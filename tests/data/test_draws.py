@@ -21,7 +21,7 @@ from eventloop.data.draws import Draws, may_draw
 from eventloop.data.feed import Feed
 from eventloop.data.sample_seeds import SampleSeeds
 from eventloop.distributed.processes import Processes
-from eventloop.rng import KeptGenerators, host_generators
+from eventloop.rng import KeptGenerators, host_generators, kept_generators
 
 
 def forked():
@@ -141,7 +141,7 @@ def test_the_training_draws_as_if_samples_did_not(kind, first):
 
 
 def test_what_draws_nothing_is_not_seeded(monkeypatch):
-    """But for the first batch and its collate function, by which this is found out."""
+    """But for the first batch and its collate function, and a sample that is read twice more."""
     seeded = []
     hosts = host_generators()
     for name in hosts:
@@ -150,7 +150,7 @@ def test_what_draws_nothing_is_not_seeded(monkeypatch):
 
     epoch(Drawing("python", 40))
 
-    assert len(seeded) == 7 * len(hosts)
+    assert len(seeded) == (6 + 1 + 2) * len(hosts)
 
 
 def test_only_the_generator_that_is_drawn_from_is_seeded(monkeypatch):
@@ -163,7 +163,7 @@ def test_only_the_generator_that_is_drawn_from_is_seeded(monkeypatch):
 
     epoch(Drawing("torch"))
 
-    assert {name: seeded.count(name) for name in hosts} == {"python": 7, "numpy": 7, "torch": 41}
+    assert {name: seeded.count(name) for name in hosts} == {"python": 9, "numpy": 9, "torch": 43}
 
 
 def test_a_data_set_that_draws_on_one_of_two_reads_is_named():
@@ -257,3 +257,33 @@ DRAWING = {
 def test_what_a_user_wrote_may_draw(dataset):
     """That one sample drew nothing says nothing of the next."""
     assert may_draw(dataset)
+
+
+class ReadsSeeds(Drawing):
+    """Makes a generator of a seed or a state that reading doesn't move."""
+
+    def __init__(self, kind, *, opens_late=False):
+        super().__init__(kind)
+        self.file = None if opens_late else "open"
+
+    def __getitem__(self, idx):
+        self.file = self.file or "open"
+        seeds = {
+            "torch": torch.default_generator.initial_seed(),
+            "numpy": int(np.random.get_state()[1][0]),
+            "python": hash(random.getstate()),
+        }
+        return [float(idx), random.Random(seeds[self.kind]).random()]
+
+
+@pytest.mark.parametrize("opens_late", [False, True])
+@pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
+def test_a_seed_that_is_read_and_not_drawn_from_is_tied_to_the_sample(kind, opens_late):
+    """Nothing moves: two reads with other seeds show it."""
+    expected = torch.cat(epoch(ReadsSeeds(kind, opens_late=opens_late)))
+
+    with kept_generators():
+        torch.manual_seed(11), random.seed(11), np.random.seed(11)
+        batches = epoch(ReadsSeeds(kind, opens_late=opens_late), num_workers=2)
+
+    assert torch.equal(torch.cat(batches), expected)

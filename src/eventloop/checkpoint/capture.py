@@ -133,7 +133,9 @@ class Capture:
             "generators": dict(self.generators.state_dict(state)),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
-            "objects": self.objects.state_dict(state),
+            "objects": self.objects.state_dict(
+                state, is_loader_assigned=self._feeds.is_assigned(state)
+            ),
         }
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}

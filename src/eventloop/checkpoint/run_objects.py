@@ -54,10 +54,19 @@ class RunObjects:
             device=state.device,
         )
 
-    def state_dict(self, state: State) -> dict[str, Any]:
-        """Returns what has changed since the objects were built; warns once of what can't be saved."""
+    def state_dict(self, state: State, *, is_loader_assigned: bool = False) -> dict[str, Any]:
+        """Returns what has changed since the objects were built; warns once of what can't be saved.
+
+        Args:
+            is_loader_assigned: whether a plugin has replaced the train data loader in mid-run.
+        """
         assert self._objects is not None
         saved = self._objects.state_dict()
+        if is_loader_assigned:
+            saved["lost"]["train_dataloader"] = (
+                "a plugin has assigned another data loader; return it from build_train_dataloader, "
+                "and ask for it with should_rebuild_dataloader"
+            )
         if saved["lost"] and not self._has_warned:
             self._has_warned = True
             warnings.warn(

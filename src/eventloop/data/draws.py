@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -37,10 +38,12 @@ class Draws:
 
     Attributes:
         moved: whether the last call drew.
+        seeds_all: whether all generators are seeded, whatever the function draws from.
     """
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, *, seeds_all: bool = False) -> None:
         self._who = who
+        self.seeds_all = seeds_all
         self._known: set[str] | None = None  # names of generators
         self.moved = False
 
@@ -51,9 +54,10 @@ class Draws:
             saved: the RNG states before the call.
         """
         self.moved = True
-        if (known := self._known) is None:
-            self._known, found = self._look(read, what)
-            return found
+        if (known := self._known) is None or self.seeds_all:
+            moved, result = self._look(read, what)
+            self._known = moved | (known or set())
+            return result
         seeds = [host_generators()[name].seed for name in known]
         proxy = _SeedProxy()
         try:
@@ -76,6 +80,27 @@ class Draws:
         self._known = known | late | moved
         return found
 
+    def take_all(self) -> None:
+        """Seeds all generators from now on, and no longer looks which of them move."""
+        self._known, self.seeds_all = set(host_generators()), False
+
+    def reads_seeds(self, read: Read, what: Any) -> bool:
+        """Returns whether the function reads seeds or states of generators that it doesn't draw from.
+
+        Reads twice, with other seeds for the generators that don't move. If the results differ, they
+        depend on one of them.
+        """
+        unmoved = host_generators().keys() - (self._known or set())
+
+        def result_for(shift: int) -> Any:
+            def seed(number: int) -> None:
+                for name, generator in host_generators().items():
+                    generator.seed(number + shift if name in unmoved else number)
+
+            return read(what, seed)
+
+        return bool(unmoved) and not is_same(result_for(0), result_for(1))
+
     def _look(self, read: Read, what: Any) -> tuple[set[str], Any]:
         """Reads with all generators seeded; returns the names of those that moved, and the result."""
         hosts, moved, seeded = host_generators(), set[str](), dict[str, Any]()
@@ -93,6 +118,14 @@ class Draws:
         found = proxy.call(read, what, seed)
         look()
         return moved | proxy.names, found
+
+
+def is_same(result: Any, other: Any) -> bool:
+    """Returns whether two results are equal to the bit; True if they can't be compared."""
+    try:
+        return pickle.dumps(result) == pickle.dumps(other)
+    except Exception:  # noqa: BLE001  of what a user's class raises
+        return True
 
 
 class _SeedProxy:

@@ -308,13 +308,15 @@ class Feeds:
 
     Attributes:
         was_rebuilt: whether another data loader has replaced the first.
+        was_assigned: whether a plugin has put it in place of one that was trained on, by an assignment
+            to `state.train_dataloader`; a resumed run builds the one before.
     """
 
     def __init__(self, hooks: Plans, processes: Processes) -> None:
         self._hooks = hooks
         self._processes = processes
         self._feed: Feed | None = None
-        self.was_rebuilt = False
+        self.was_rebuilt = self.was_assigned = False
 
     @property
     def current(self) -> Feed:
@@ -344,9 +346,17 @@ class Feeds:
         between = feed is not None and feed.used and not feed.under_way
         if between and self._hooks.should_rebuild_dataloader(state):
             self.take(state, self._hooks.build_train_dataloader(state))
+            self.was_assigned = False
         elif feed is None or feed.dataloader is not state.train_dataloader:
             self.take(state, state.train_dataloader)
+            self.was_assigned = feed is not None and feed.used
         return self.current
+
+    def is_assigned(self, state: State) -> bool:
+        """Returns whether a plugin has assigned a data loader that a resumed run wouldn't have."""
+        feed = self._feed
+        is_new = feed is not None and feed.used and feed.dataloader is not state.train_dataloader
+        return self.was_assigned or is_new
 
     def are_ahead_of(self, clock: Clock) -> bool:
         """Returns whether a batch was taken and not trained on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,13 @@ from eventloop.data.draws import Draws, Read, Seed, may_draw
 from eventloop.data.in_memory import StandIn, parts_of
 from eventloop.data.sample_errors import note_samples, read_batch, read_samples
 from eventloop.errors import TaskError
+from eventloop.object_state.tracked import TrackedObjects
 from eventloop.object_state.walk import walk
 from eventloop.rng import KeptGenerators, is_generator, reseed, seed_of
 
 _BITS = 2**64 - 1
+_NUM_LOOKS = 3  # batches that may show whether a data set reads seeds
+_NOT_KNOWN, _READS_NONE, _READS = range(3)
 _KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
 _ODD = 0xD1342543DE82EF95  # far from any index
 
@@ -73,7 +77,10 @@ class SampleSeeds:
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self._seed = seed
-        self._epoch: Any = torch.zeros(1, dtype=torch.int64).share_memory_() if shared else [0]  # type: ignore[no-untyped-call]
+        # The epoch, and whether the data set reads seeds: not known, no, or yes.
+        self._shared: Any = [0, _NOT_KNOWN]
+        if shared:
+            self._shared = torch.tensor(self._shared, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
         self._base = (-1, 0)
         self.saved: KeptGenerators | None = None
         self.moved = self.collates = False
@@ -82,11 +89,21 @@ class SampleSeeds:
     @property
     def epoch(self) -> int:
         """The epoch that draws are tied to."""
-        return int(self._epoch[0])
+        return int(self._shared[0])
+
+    @property
+    def reads_seeds(self) -> bool | None:
+        """Whether samples depend on seeds of generators that they don't draw from; None: not known."""
+        found = int(self._shared[1])
+        return None if found == _NOT_KNOWN else found == _READS
+
+    @reads_seeds.setter
+    def reads_seeds(self, reads: bool) -> None:
+        self._shared[1] = _READS if reads else _READS_NONE
 
     def start_epoch(self, epoch: int) -> None:
         """Sets the epoch that draws are tied to."""
-        self._epoch[0] = epoch
+        self._shared[0] = epoch
         self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
 
     def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
@@ -124,16 +141,19 @@ class SeededDataset(StandIn):
         draws: whether it may draw; if not, the collate function alone does.
     """
 
-    __slots__ = ("_batched", "_draws", "_epoch", "_generators", "_renews", "_seeds")
+    __slots__ = ("_batched", "_draws", "_epoch", "_generators", "_num_looks", "_renews", "_seeds")
 
     def __init__(self, dataset: Any, seeds: SampleSeeds, draws: bool) -> None:
         super().__init__(
             dataset,
             _seeds=seeds,
-            _draws=Draws(f"the data set {type(dataset).__name__}") if draws else None,
+            _draws=Draws(f"the data set {type(dataset).__name__}", seeds_all=True)
+            if draws
+            else None,
             _batched=reads_batches(dataset),
             _generators=[],
             _epoch=None,
+            _num_looks=_NUM_LOOKS,
             _renews=False,
         )
 
@@ -155,6 +175,12 @@ class SeededDataset(StandIn):
         is_first_of_epoch = self._epoch != seeds.epoch
         if is_first_of_epoch:
             self._start_epoch()
+        objects = None
+        if draws.seeds_all:
+            if seeds.reads_seeds is None:
+                objects = TrackedObjects({"dataset": self._dataset})
+            else:  # another worker has found out
+                self._settle(draws)
         batch = self._drawn(draws, indices, read)
         if is_first_of_epoch or not self._renews:
             # A data set may make a generator when it reads its first sample. After the first batch
@@ -164,7 +190,37 @@ class SeededDataset(StandIn):
                 batch = self._drawn(draws, indices, read)
                 # One that makes a generator for each sample ties it to the sample by itself.
                 object.__setattr__(self, "_renews", self._take_late(generators_in(self._dataset)))
+        if objects is not None:
+            self._look_for_read_seeds(draws, indices[:1], read, objects)
         return batch
+
+    def _look_for_read_seeds(
+        self, draws: Draws, indices: Sequence[Any], read: Read, objects: TrackedObjects
+    ) -> None:
+        """Reads a sample twice more, to see whether it depends on seeds that it doesn't draw from.
+
+        Only if reading changes nothing in the data set. One that opens files with its first sample
+        is looked at with the next batch; one that counts or caches is taken to depend on all seeds.
+
+        Args:
+            objects: the data set as it was before the batch.
+        """
+        changes = objects.have_changed()
+        object.__setattr__(self, "_num_looks", self._num_looks - 1 if changes else 0)
+        if not changes:
+            saved = KeptGenerators(self._generators)
+            with suppress(Exception):  # the batch was read without one
+                self._seeds.reads_seeds = draws.reads_seeds(read, indices)
+            saved.put_back()
+        self._settle(draws)
+
+    def _settle(self, draws: Draws) -> None:
+        """Ends the search for generators whose seeds are read, once its result is known."""
+        reads_seeds = self._seeds.reads_seeds
+        if reads_seeds or (not self._num_looks and reads_seeds is None):
+            draws.take_all()
+        elif reads_seeds is not None:
+            draws.seeds_all = False
 
     def _drawn(self, draws: Draws, indices: Sequence[Any], read: Read) -> Any:
         seeds = self._seeds

@@ -23,7 +23,14 @@ from torch import Tensor
 from eventloop.devices import kind_of
 from eventloop.errors import a, first_of
 from eventloop.naming import full_name
-from eventloop.object_state.values import MAX_BYTES, Decoder, Encoded, Encoder, NotSavableError
+from eventloop.object_state.values import (
+    MAX_BYTES,
+    Decoder,
+    Encoded,
+    Encoder,
+    NotSavableError,
+    is_plain_tensor,
+)
 from eventloop.object_state.walk import (
     CONTAINER_TYPES,
     PLAIN_TYPES,
@@ -88,9 +95,9 @@ class TrackedObjects:
             if has_identity(value) and id(value) not in weight_ids
         }
         self._shapes = {
-            path: tuple(self._objects[path].shape)
-            for path in self._contents
-            if hasattr(self._objects[path], "shape")
+            path: tuple(value.shape)
+            for path, value in built.objects.items()
+            if path in self._contents and _has_shape(value)
         }
 
     def state_dict(self, *, only_changes: bool = True) -> dict[str, Any]:
@@ -151,6 +158,12 @@ class TrackedObjects:
             if is_deletable and path not in current.places and owner in current.objects
         ]
         return {"contents": contents, "values": values, "gone": gone, "lost": dict(self.lost)}
+
+    def have_changed(self) -> bool:
+        """Returns whether anything but the states of generators differs from when it was built."""
+        state = self.state_dict()
+        contents = [nest for nest in state["contents"].values() if nest["kind"] != "generator"]
+        return bool(contents or state["values"] or state["gone"] or state["lost"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, into the objects as they are.
@@ -308,14 +321,17 @@ def _fingerprint_of_entries(container: Any) -> Any:
     return prints if len(prints) < _NUM_SAMPLED else hash(prints)
 
 
+def _has_shape(value: Any) -> bool:
+    return is_plain_tensor(value) if isinstance(value, Tensor) else hasattr(type(value), "shape")
+
+
 def _fingerprint_of_tensor(tensor: Tensor) -> Any:
-    facts: tuple[Any, ...] = (tensor.shape, tensor.dtype, tensor.requires_grad)
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return facts
     version = None if tensor.is_inference() else tensor._version
-    facts = (*facts, tensor.stride(), version, tensor.data_ptr())
-    is_on_host = kind_of(tensor.device).is_host
-    if not is_on_host or not tensor.is_contiguous() or tensor.is_quantized:
+    facts: tuple[Any, ...] = (tensor.dtype, tensor.requires_grad, version)
+    if not is_plain_tensor(tensor):
+        return facts
+    facts = (*facts, tensor.shape, tensor.stride(), tensor.data_ptr())
+    if not kind_of(tensor.device).is_host or not tensor.is_contiguous():
         return facts  # what is on a device is compared without waiting for it
     flat = tensor.detach().flatten()
     sample = flat[:: max(1, len(flat) // _NUM_SAMPLED)].contiguous()

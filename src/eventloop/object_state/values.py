@@ -150,8 +150,7 @@ def encode_tensor(tensor: Tensor) -> Encoded:
     Raises:
         NotSavableError: it isn't dense, or a part of a tensor that is spread over ranks.
     """
-    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    if not is_plain or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+    if not is_plain_tensor(tensor):
         raise NotSavableError(f"it holds {a(type(tensor).__name__)} of {tensor.layout}")
     if tensor.nbytes > MAX_BYTES:
         size, limit = tensor.nbytes // 1024**2, MAX_BYTES // 1024**2
@@ -163,6 +162,12 @@ def encode_tensor(tensor: Tensor) -> Encoded:
         "is_on_host": kind_of(tensor.device).is_host,
         "requires_grad": tensor.requires_grad and tensor.is_leaf,
     }
+
+
+def is_plain_tensor(tensor: Tensor) -> bool:
+    """Returns whether a tensor's entries are values in rows of the same length, all on this rank."""
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return is_plain and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
 def encode_generator(generator: Any) -> Encoded:
