@@ -203,3 +203,21 @@ def test_files_and_caches_of_objects_that_are_read_by_index_are_left_out(tmp_pat
         root.source = (number for number in range(3))
 
         assert objects.state_dict()["lost"].keys() == {"root.source"}
+
+
+def test_a_tensor_that_is_expanded_is_restored():
+    """Its entries share memory, so that nothing can be copied into it."""
+
+    def make():
+        return SimpleNamespace(scale=torch.ones(1).expand(3), untouched=torch.zeros(1).expand(2))
+
+    def change(root):
+        root.scale.data = torch.full((1,), 2.0).expand(3)
+
+    expected, actual = resumed(make, change, lambda root: root.scale.tolist())
+
+    assert actual == expected == [2, 2, 2]
+    root = make()
+    with restored_objects(root=root):
+        root.scale.data = torch.full((1,), 2.0).expand(3)
+    assert root.scale.tolist() == [1, 1, 1]

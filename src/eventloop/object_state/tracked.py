@@ -259,7 +259,9 @@ def restored_objects(**roots: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        objects.load_state_dict(state)
+        changed = objects.state_dict()["contents"]
+        contents = {path: nest for path, nest in state["contents"].items() if path in changed}
+        objects.load_state_dict({**state, "contents": contents})
 
 
 @contextmanager

@@ -399,9 +399,10 @@ def _sequence(predecessor: Any) -> Sequence[Any]:
 def _fill_tensor(tensor: Tensor, nest: Encoded) -> None:
     values: Tensor = nest["values"]
     strides = tuple(nest["strides"])
-    if tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.stride() == strides:
+    is_alike = tensor.shape == values.shape and tensor.dtype == values.dtype
+    if is_alike and tensor.stride() == strides and 0 not in strides:
         tensor.detach().copy_(values)
-    else:  # an assignment to `tensor.data` had changed it
+    else:  # expanded, or an assignment to `tensor.data` had changed it
         tensor.data = laid_out(values, strides, tensor.device)
 
 
