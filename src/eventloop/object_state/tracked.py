@@ -46,6 +46,7 @@ from eventloop.rng import is_generator
 
 _NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
 _NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
+_MAX_COMPARED = 1_000_000  # entries of a list of plain values
 
 
 class TrackedObjects:
@@ -317,10 +318,13 @@ def _fingerprint_of_entries(container: Any) -> Any:
     if isinstance(container, (set, frozenset)):
         return frozenset(fingerprint(entry) for entry in entries)
     entries = list(entries)
-    if len(entries) > _NUM_SAMPLED and not set(map(type, entries)) <= PLAIN_TYPES:
-        entries = entries[:: len(entries) // _NUM_SAMPLED_OBJECTS]
-    prints = tuple(fingerprint(entry) for entry in entries)
-    return prints if len(prints) < _NUM_SAMPLED else hash(prints)
+    if len(entries) > _NUM_SAMPLED:
+        has_objects = not set(map(type, entries)) <= PLAIN_TYPES
+        num_compared = _NUM_SAMPLED_OBJECTS if has_objects else _MAX_COMPARED
+        entries = entries[:: 1 + len(entries) // num_compared]
+        if not has_objects:
+            return hash(tuple(entries))
+    return tuple(fingerprint(entry) for entry in entries)
 
 
 def _has_shape(value: Any) -> bool:
