@@ -172,6 +172,7 @@ STRUCTURE = keys(
         "buffers": _NAMES,
         "gone": _NAMES,
         "trained": by_name(BOOL),
+        "flipped": _NAMES,
         "groups": by_name(each(each(STR))),
     }
 )

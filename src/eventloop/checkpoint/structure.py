@@ -8,7 +8,7 @@ how to make them before their values are loaded. What can't be made again is nam
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +32,8 @@ class Structure:
         self._buffers: Shapes = {}
         self._modules: frozenset[str] = frozenset()
         self._is_trained: Mapping[str, bool] = {}
-        self._restored: frozenset[str] = frozenset()
+        self._flipped: frozenset[str] = frozenset()
+        self._changed_trained: set[str] = set()
         self._groups: Mapping[str, list[list[int]]] = {}
         self._has_warned = False
 
@@ -42,16 +43,28 @@ class Structure:
         self._parameters = _shapes(model.named_parameters())
         self._buffers = _shapes(model.named_buffers())
         self._modules = frozenset(name for name, _ in model.named_modules())
+        self._is_trained = _trained(model)
         self._groups = _groups(state)
 
-    def remember_trained(self, state: State, restored: Iterable[str]) -> None:
-        """Remembers what is trained when a run begins: after `after_load`, which may freeze and thaw.
+    def remember_trained(self, state: State, changes: Mapping[str, Any] | None) -> None:
+        """Remembers what was trained when the run began: after `after_load`, where plugins freeze and thaw.
 
         Args:
-            restored: the parameters whose state a checkpoint had to restore.
+            changes: those of the checkpoint that the run resumes from; None for a new run.
         """
-        self._is_trained = _trained(state.model)
-        self._restored = frozenset(restored)
+        if changes is None:
+            trained = _trained(state.model)
+            built = self._is_trained
+            self._flipped = frozenset(
+                name for name in trained if trained[name] != built.get(name, trained[name])
+            )
+        else:
+            self._flipped = frozenset(changes.get("flipped", ()))
+            self._changed_trained = set(changes.get("trained", ()))
+
+    def _was_trained(self, name: str, default: bool) -> bool:
+        """Returns whether a parameter was trained when the run began."""
+        return self._is_trained.get(name, default) != (name in self._flipped)
 
     def changes(self, state: State) -> dict[str, Any]:
         """Returns what has changed, as JSON values; {} for a run that is as it was built.
@@ -63,6 +76,11 @@ class Structure:
         changed = [name for name in buffers if buffers[name] != self._buffers.get(name)]
         gone = [name for name in self._buffers if name not in buffers]
         trained = _trained(state.model)
+        self._changed_trained |= {
+            name
+            for name, is_trained in trained.items()
+            if name in self._parameters and is_trained != self._was_trained(name, is_trained)
+        }
         saved_buffers = [name for name in changed if name in saved]
         changes: dict[str, Any] = {
             "buffers": saved_buffers,
@@ -70,8 +88,9 @@ class Structure:
             "trained": {
                 name: is_trained
                 for name, is_trained in trained.items()
-                if is_trained != self._is_trained.get(name, is_trained) or name in self._restored
+                if name in self._changed_trained
             },
+            "flipped": sorted(self._flipped),
             "groups": self._new_groups(state),
         }
         self._warn_of_losses(state, saved_buffers)

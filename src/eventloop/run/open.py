@@ -112,9 +112,9 @@ def open_run(request: Request) -> Run:
         _build(run)
         start.load(run)
         run.active.plans.after_load(run.state)
-        restore_trained(run.state, run.capture.changed_structure)
-        changed = run.capture.changed_structure.get("trained", {})
-        run.capture.structure.remember_trained(run.state, changed)
+        changes = run.capture.changed_structure
+        restore_trained(run.state, changes)
+        run.capture.structure.remember_trained(run.state, changes if start.resumed else None)
         check_evaluation(run)
     return run
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,12 @@ def resume_on(case: Case, device: str) -> None:
         case.trainer(case.build(), algorithms=stop, **given) as trainer,
     ):
         trainer.fit()
-    with case.trainer(case.build(), algorithms=(Fails(-1),), **given) as trainer:
+    with (
+        warnings.catch_warnings(),
+        case.trainer(case.build(), algorithms=(Fails(-1),), **given) as trainer,
+    ):
+        # Of a plugin that has stopped the run.
+        warnings.filterwarnings("ignore", message="nothing to train")
         trainer.fit()
 
 
