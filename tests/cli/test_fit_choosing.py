@@ -245,7 +245,7 @@ def test_a_misspelt_rule_is_refused_with_the_closest(run, tiny):
     """A rule that nobody reads switches nothing off."""
     (tiny / "pyproject.toml").write_text('[tool.eventloop]\ndisabled = ["mixup"]\n')
 
-    assert "the closest is 'disable'" in run("fit", "tiny.py").err
+    assert "no option is named 'disabled'; here it is disable" in run("fit", "tiny.py").err
 
 
 def test_an_option_at_its_default_is_no_difference_from_the_lock(run, locked):

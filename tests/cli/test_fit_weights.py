@@ -69,7 +69,7 @@ def test_weights_that_do_not_fit_stop_a_fit(run, tiny):
         (["--weights", "m.safetensors"], "there is no file 'm.safetensors'"),
         (["--best"], "--best, but no --weights"),
         (["--not-strict"], "--not-strict, but no --weights"),
-        (["--export-best"], "--export-best, but no --export"),
+        (["--export-best"], "but --export isn't given"),
         (
             ["--export-best", "--export", "m.safetensors"],
             "no metric says which evaluation is the best",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from eventloop.data.in_memory import parts_of
+from eventloop.object_state.values import Encoder, NotSavableError
 from eventloop.rng import KeptGenerators, host_generators
 
 Seed = Callable[[int], Any]
@@ -123,9 +123,24 @@ class Draws:
 def is_same(result: Any, other: Any) -> bool:
     """Returns whether two results are equal to the bit; True if they can't be compared."""
     try:
-        return pickle.dumps(result) == pickle.dumps(other)
-    except Exception:  # noqa: BLE001  of what a user's class raises
+        return _bits_of(result) == _bits_of(other)
+    except NotSavableError:
         return True
+
+
+def _bits_of(result: Any) -> Any:
+    """Returns a value that is equal for equal results; raises NotSavableError."""
+    encoded = Encoder(lambda value: None).encode(result)
+
+    def bits(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+            return value.dtype, value.shape, raw.numpy().tobytes()
+        if isinstance(value, dict):
+            return {key: bits(entry) for key, entry in value.items()}
+        return [bits(entry) for entry in value] if isinstance(value, list) else repr(value)
+
+    return bits(encoded)
 
 
 class _SeedProxy:

@@ -118,7 +118,8 @@ class IterableSource(Source):
         self._num_workers = getattr(dataloader, "num_workers", 0)
         self._first: Any = None
         self._name = f"a {type(getattr(dataloader, 'dataset', dataloader)).__name__}"
-        held = ", ".join(f"`{path.removeprefix(_ROOT + '.')}`" for path in self._state.iterators)
+        iterators = [path.removeprefix(_ROOT + ".") for path in self._state.iterators]
+        held = ", ".join(f"`{path}`" for path in iterators)
         why = f" that holds {held}, whose position isn't saved" if held else ""
         self.resume_risks = (f"{self._name}{why}",)
 
