@@ -75,12 +75,12 @@ def set_rng_state(generator: Any, state: Any) -> None:
         words = tuple(state["words"].tolist())
         generator.setstate((state["version"], words, state["gauss"]))
     elif callable(getattr(generator, "set_state", None)):
-        generator.set_state(_within_memory(tensors_to_arrays(state)))
+        generator.set_state(checked_numpy_state(tensors_to_arrays(state)))
     else:
-        generator.bit_generator.state = _within_memory(tensors_to_arrays(state))
+        generator.bit_generator.state = checked_numpy_state(tensors_to_arrays(state))
 
 
-def _within_memory(state: Any) -> Any:
+def checked_numpy_state(state: Any) -> Any:
     """Returns NumPy's state, whose position is checked, as it may point beyond its words (2.4)."""
     inner = state["state"] if isinstance(state["state"], Mapping) else {}
     for position, most in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):

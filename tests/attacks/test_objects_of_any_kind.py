@@ -97,8 +97,8 @@ def make_task(setup: Setup) -> Task:
         "optimizer": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
         "scheduler": None,
         "data": {},
-        "metrics": {},
-        "train_metrics": {},
+        "metrics": None,
+        "train_metrics": None,
     }
     for kind, places in setup.objects:
         draw = KINDS[kind]()
@@ -114,7 +114,7 @@ def make_task(setup: Setup) -> Task:
     data = {"dataset": TensorDataset(INPUTS, TARGETS), "batch_size": BATCH_SIZE, **parts["data"]}
     if "batch_sampler" in data:
         del data["batch_size"]
-    eval_data = parts.get("eval_dataset", TensorDataset(INPUTS[:8], TARGETS[:8]))
+    eval_data = parts.get("eval_dataset", TensorDataset(INPUTS, TARGETS))
     values = {
         "model": make_model,
         "loss": parts["loss"],
@@ -123,8 +123,8 @@ def make_task(setup: Setup) -> Task:
             "valid": DataLoader(eval_data, BATCH_SIZE, sampler=parts.get("eval_sampler"))
         },
         "optimizer": lambda model: parts["optimizer"](model.parameters()),
-        "metrics": parts["metrics"] or None,
-        "train_metrics": parts["train_metrics"] or None,
+        "metrics": parts["metrics"],
+        "train_metrics": parts["train_metrics"],
     }
     if parts["scheduler"] is not None:
         curve = parts["scheduler"]
