@@ -1137,7 +1137,7 @@ class WeakKeys:
         self.counts = weakref.WeakKeyDictionary({self.part: 0})
 
     def __call__(self):
-        self.counts[self.part] += 1
+        self.counts[self.part] = self.counts.get(self.part, 0) + 1
         return spread(self.counts[self.part])
 
 

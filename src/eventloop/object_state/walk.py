@@ -121,7 +121,8 @@ def walk(
     seen: set[int] = set()
     root_ids = set(map(id, roots.values()))
     waiting = deque(Location(name, "", root) for name, root in roots.items())
-    while waiting and len(seen) < MAX_OBJECTS:
+    num_entered = 0
+    while waiting and num_entered < MAX_OBJECTS:
         place = waiting.popleft()
         places[place.path] = place
         value = place.value
@@ -135,6 +136,7 @@ def walk(
             path = names.get(id(value), place.path)
             objects[path] = value
             if enters:
+                num_entered += 1
                 waiting.extend(_parts_of(value, path))
     return Walk(places, objects, not waiting)
 
