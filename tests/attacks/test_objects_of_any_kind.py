@@ -7,6 +7,8 @@ forks, so that attributes of classes and globals begin anew as in a new process.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gc
 import os
 import pickle
@@ -25,9 +27,7 @@ from attacks.object_kinds import (
     PLACES,
     TARGETS,
     UNSAVABLE,
-    Data,
     Model,
-    Order,
 )
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import Task, TrainerBuilder, hookimpl
 from eventloop.errors import ResumeError
 from eventloop.files import disk
+from eventloop_testing import run_ranks
 
 INTERVALS = ("1ba", "3ba", "1ep")
 NUM_BATCHES = 6
@@ -57,11 +58,13 @@ class Setup(NamedTuple):
         objects: a kind and the places that use the same object of it.
         interval: of checkpoints.
         kill_at: the batch before which the run ends.
+        workers: settings of the train data loader.
     """
 
     objects: tuple[tuple[str, tuple[str, ...]], ...]
     interval: str
     kill_at: int
+    workers: tuple[tuple[str, Any], ...] = ()
 
     @property
     def is_savable(self) -> bool:
@@ -69,17 +72,34 @@ class Setup(NamedTuple):
         return not any(kind in UNSAVABLE for kind, _ in self.objects)
 
 
-def drawn_setup(seed: int) -> Setup:
-    """Returns the set-up of a seed."""
+def drawn_setup(seed: int, but: tuple[str, ...] = (), **workers: Any) -> Setup:
+    """Returns the set-up of a seed.
+
+    Args:
+        but: places that no object is in.
+        workers: settings of the train data loader.
+    """
     draw = random.Random(seed)
-    free_places = list(PLACES)
+    free_places = [name for name in PLACES if name not in but]
     objects = []
     for _ in range(draw.randint(1, 4)):
         name = draw.choice(free_places)
         places = [name]
         free_places = without_rivals(free_places, name)
-        objects.append((draw.choice(list(KINDS)), tuple(places)))
-    return Setup(tuple(objects), draw.choice(INTERVALS), draw.randrange(1, NUM_BATCHES * NUM_EPOCHS))
+        kinds = [kind for kind in KINDS if "metric" not in name or is_copied(kind)]
+        objects.append((draw.choice(kinds), tuple(places)))
+    kill_at = draw.randrange(1, NUM_BATCHES * NUM_EPOCHS)
+    return Setup(tuple(objects), draw.choice(INTERVALS), kill_at, tuple(workers.items()))
+
+
+@functools.cache
+def is_copied(kind: str) -> bool:
+    """Returns whether an object may be a part of a metric, of which each eval set has a copy."""
+    try:
+        copy.deepcopy(KINDS[kind]())()
+    except (TypeError, AttributeError):
+        return False
+    return True
 
 
 def without_rivals(places: list[str], name: str) -> list[str]:
@@ -112,6 +132,7 @@ def make_task(setup: Setup) -> Task:
         return model
 
     data = {"dataset": TensorDataset(INPUTS, TARGETS), "batch_size": BATCH_SIZE, **parts["data"]}
+    data |= dict(setup.workers)
     if "batch_sampler" in data:
         del data["batch_size"]
     eval_data = parts.get("eval_dataset", TensorDataset(INPUTS, TARGETS))
@@ -272,3 +293,75 @@ def verdict(setup: Setup, whole: Outcome, killed: Outcome, resumed: Outcome) -> 
         parts = [name for name in whole.bits if whole.bits[name] != resumed.bits[name]]
         return f"other bits in {', '.join(parts)}; named: {named}"
     return ""
+
+
+# What workers change in their copies of a data set isn't seen; an iterable has other batches there.
+_READ_BY_WORKERS = ("dataset", "dataset_of_epochs", "collate_fn", "stream", "loader")
+_TRAIN_DATA = (*_READ_BY_WORKERS, "sampler", "batch_sampler", "sampler_in_batch_sampler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported(tmp_path_factory):
+    """What forks need is imported once."""
+    import torch._dynamo  # noqa: F401  optimizers want it, and each fork would take seconds for it
+
+    train(Setup((), "1ba", 2), tmp_path_factory.mktemp("first"), "1ba", 2)
+
+
+def failures(tmp_path: Any, setups: list[Setup]) -> list[str]:
+    """Returns what is wrong with set-ups, a line each."""
+    lines = []
+    for number, setup in enumerate(setups):
+        problem = problem_of(setup, tmp_path / str(number))
+        if problem:
+            lines.append(f"{setup}: {problem}")
+    return lines
+
+
+def nights(*starts: int) -> list[Any]:
+    return [pytest.param(start, marks=pytest.mark.nightly) for start in starts]
+
+
+@pytest.mark.parametrize("start", nights(*range(0, 500, 20)))
+def test_a_killed_run_ends_with_the_same_bits_or_names_what_it_lost(tmp_path, start):
+    """500 drawn set-ups: nothing is lost in silence, and what can be saved is saved."""
+    setups = [drawn_setup(seed) for seed in range(start, start + 20)]
+
+    assert failures(tmp_path, setups) == []
+
+
+@pytest.mark.parametrize("place", ["model", "sampler", "forward_hook"])
+def test_a_few_kinds_end_with_the_same_bits(tmp_path, place):
+    """Those that a walk over attributes alone doesn't see."""
+    kinds = ("MethodOfGenerator", "ViewOfBytes", "Queued")
+
+    assert failures(tmp_path, [Setup(((kind, (place,)),), "3ba", 8) for kind in kinds]) == []
+
+
+@pytest.mark.parametrize("persists", [False, True])
+@pytest.mark.parametrize("start", nights(*range(0, 100, 20)))
+def test_with_two_workers_too(tmp_path, start, persists):
+    """Beside what the workers' copies of a data set count."""
+    workers = {"num_workers": 2, "persistent_workers": persists}
+    setups = [drawn_setup(seed, _READ_BY_WORKERS, **workers) for seed in range(start, start + 20)]
+
+    assert failures(tmp_path, setups) == []
+
+
+@pytest.mark.parametrize("start", nights(*range(0, 100, 20)))
+def test_on_two_ranks_too(tmp_path, start):
+    """Each rank has objects of its own."""
+    lines = []
+    for seed in range(start, start + 20):
+        setup = drawn_setup(seed, _TRAIN_DATA)
+        whole = run_ranks(train, setup, tmp_path / f"whole{seed}")
+        folder = tmp_path / f"killed{seed}"
+        killed = run_ranks(train, setup, folder, setup.interval, setup.kill_at)
+        resumed = run_ranks(train, setup, folder, setup.interval)
+        messages = [message for outcome in killed for message in outcome.messages]
+        for rank in range(2):
+            named = killed[rank]._replace(messages=messages)
+            problem = verdict(setup, whole[rank], named, resumed[rank])
+            if problem:
+                lines.append(f"{seed}, rank {rank}: {setup}: {problem}")
+    assert lines == []

@@ -206,6 +206,7 @@ class TrackedObjects:
                 misfits.append(f"{path} is {a(full_name(type(place.value)))}")
                 continue
             place.assign(value)
+        self._reset_plain_values(places, state)
         for path in state["gone"]:
             place = places.get(path)
             if (
@@ -220,6 +221,22 @@ class TrackedObjects:
                 f"they are built: {first_of(misfits)}",
                 stacklevel=2,
             )
+
+    def _reset_plain_values(
+        self, places: Mapping[str, Location], state: Mapping[str, Any]
+    ) -> None:
+        """Sets plain values that this process has changed since, and the saved run hadn't.
+
+        A data set that is told its epoch before its state is loaded may count that.
+        """
+        for path, place in places.items():
+            if path in state["values"] or place.assign is None or path not in self._places:
+                continue
+            built = self._places[path][0]
+            if type(place.value) in PLAIN_TYPES and built != fingerprint(place.value):
+                kind, value = built
+                if kind in PLAIN_TYPES:
+                    place.assign(kind(value) if kind in (float, complex) else value)
 
     def unsavable_iterators(self) -> list[str]:
         """Returns the paths of iterators whose positions can't be saved."""
