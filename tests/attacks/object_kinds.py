@@ -188,7 +188,6 @@ class DefaultDictOfDefaultDicts:
         return spread(sum(row["seen"] for row in self.table.values()))
 
 
-
 @kind
 class CounterAndOrder:
     def __init__(self):
@@ -307,7 +306,6 @@ class NamedTuplesMadeLate:
     def __call__(self):
         self.positions.append(Position(len(self.positions), 1))
         return spread(sum(position.place for position in self.positions))
-
 
 
 @kind
@@ -613,7 +611,7 @@ UNSAVABLE.add("method_wrapper")
 
 @kind
 def mutable_default():
-    def call(numbers=[0], *, table={"calls": 0}):  # noqa: B006
+    def call(numbers=[0], *, table={"calls": 0}):
         numbers[0] += 1
         table["calls"] += 1
         return spread(numbers[0] + 3 * table["calls"])
@@ -711,7 +709,7 @@ class CallableWithCall:
 @kind
 class ClassAttribute:
     count = 0
-    numbers = [0]  # noqa: RUF012
+    numbers = [0]
     rng = random.Random(2)
 
     def __call__(self):
@@ -1033,7 +1031,6 @@ class ArrayOfObjects:
         return spread(len(self.lists[0]))
 
 
-
 @kind
 class Tensors:
     def __init__(self):
@@ -1171,7 +1168,6 @@ class OfThread:
         return spread(self.local.count)
 
 
-
 COUNT_OF_CONTEXT = contextvars.ContextVar("count", default=0)
 
 
@@ -1180,8 +1176,6 @@ class OfContext:
     def __call__(self):
         COUNT_OF_CONTEXT.set(COUNT_OF_CONTEXT.get() + 1)
         return spread(COUNT_OF_CONTEXT.get())
-
-
 
 
 @kind
@@ -1235,7 +1229,7 @@ _iterator_kind("permutations", lambda: itertools.permutations(range(9)))
 _iterator_kind("combinations", lambda: itertools.combinations(range(50), 3))
 _iterator_kind("pairwise", lambda: itertools.pairwise(_MANY))
 _iterator_kind("tee", lambda: itertools.tee(_MANY)[0])
-_iterator_kind("zipped", lambda: zip(_MANY, _MANY))  # noqa: B905
+_iterator_kind("zipped", lambda: zip(_MANY, _MANY))
 _iterator_kind("mapped", lambda: map(abs, _MANY))
 _iterator_kind("filtered", lambda: filter(None, _MANY))
 _iterator_kind("enumerated", lambda: enumerate(_MANY))
@@ -1509,9 +1503,7 @@ def accumulation_hook(draw, parts):
     def hook(param):
         param.grad.mul_(1 + 0.1 * draw())
 
-    parts["on_model"].append(
-        lambda module: module.bias.register_post_accumulate_grad_hook(hook)
-    )
+    parts["on_model"].append(lambda module: module.bias.register_post_accumulate_grad_hook(hook))
 
 
 @place

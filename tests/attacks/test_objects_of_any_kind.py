@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
 from attacks.object_kinds import (
     BATCH_SIZE,
     INPUTS,
@@ -29,9 +32,6 @@ from attacks.object_kinds import (
     UNSAVABLE,
     Model,
 )
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
 from eventloop import Task, TrainerBuilder, hookimpl
 from eventloop.errors import ResumeError
 from eventloop.files import disk
@@ -259,7 +259,7 @@ def in_fork(function: Any, *args: Any, **kwargs: Any) -> Any:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        result = pickle.load(pipe)  # noqa: S301
+        result = pickle.load(pipe)
     os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -280,7 +280,9 @@ def problem_of(setup: Setup, folder: Any) -> str:
 def verdict(setup: Setup, whole: Outcome, killed: Outcome, resumed: Outcome) -> str:
     """Returns what is wrong with the outcomes of a set-up's three runs; "" if nothing is."""
     misfits = [message for message in resumed.messages if "don't fit the objects" in message]
-    named = [message for message in killed.messages if "lack" in message or "isn't saved" in message]
+    named = [
+        message for message in killed.messages if "lack" in message or "isn't saved" in message
+    ]
     if resumed.refused:
         if "the checkpoint lacks" not in resumed.refused:
             return f"refused for another reason: {resumed.refused}"

@@ -86,7 +86,10 @@ def test_an_object_that_is_met_twice_is_one_object_again():
 
 def test_a_class_that_no_file_names_is_that_of_the_predecessor():
     """Enums, named tuples and the factory of a defaultdict are code."""
-    make_list = lambda: []  # noqa: E731
+
+    def make_list():
+        return []
+
     default = collections.defaultdict(make_list, a=[1])
 
     assert decoded(encoded(Color.BLUE), Color.RED) is Color.BLUE

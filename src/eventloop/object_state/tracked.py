@@ -222,9 +222,7 @@ class TrackedObjects:
                 stacklevel=2,
             )
 
-    def _reset_plain_values(
-        self, places: Mapping[str, Location], state: Mapping[str, Any]
-    ) -> None:
+    def _reset_plain_values(self, places: Mapping[str, Location], state: Mapping[str, Any]) -> None:
         """Sets plain values that this process has changed since, and the saved run hadn't.
 
         A data set that is told its epoch before its state is loaded may count that.
@@ -353,9 +351,7 @@ def _classes_in(places: Iterable[Location]) -> dict[str, type]:
             classes[class_name(kind)] = kind
         if type(value) in CONTAINER_TYPES and depth < MAX_NESTING and len(value) <= MAX_ENTRIES:
             entries = [*value, *value.values()] if isinstance(value, dict) else [*value]
-            waiting += [
-                (entry, depth + 1) for entry in entries if type(entry) not in PLAIN_TYPES
-            ]
+            waiting += [(entry, depth + 1) for entry in entries if type(entry) not in PLAIN_TYPES]
     return classes
 
 

@@ -117,11 +117,15 @@ class Encoder:
             if base is not None:
                 return self._encode_view(value, base, depth)
         is_own_class = is_generator(value) and kind.__name__ not in _GENERATORS
-        if is_own_class or is_seed_source(value) or (is_array(value) and not _is_plain_array(value)):
+        if (
+            is_own_class
+            or is_seed_source(value)
+            or (is_array(value) and not _is_plain_array(value))
+        ):
             raise NotSavableError(f"it holds {a(full_name(kind))} that was made since")
-        if kind is defaultdict and self._class_names is not None:
-            if value.default_factory not in _FACTORIES.values():
-                raise NotSavableError("the factory of a defaultdict that was made since isn't saved")
+        is_factory_code = kind is defaultdict and value.default_factory not in _FACTORIES.values()
+        if is_factory_code and self._class_names is not None:
+            raise NotSavableError("the factory of a defaultdict that was made since isn't saved")
         nest = self.encode_contents(value, depth)
         if kind is defaultdict:
             names = (name for name, kind in _FACTORIES.items() if kind is value.default_factory)

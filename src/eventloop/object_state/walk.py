@@ -314,7 +314,9 @@ def _hooks_of_tensor(tensor: Tensor, path: str = "") -> list[Location]:
     return hooks
 
 
-def _hooks_in(attributes: Mapping[str, Any], names: Collection[str], path: str) -> Iterator[Location]:
+def _hooks_in(
+    attributes: Mapping[str, Any], names: Collection[str], path: str
+) -> Iterator[Location]:
     """Yields the functions in the hook registries of a module or an optimizer."""
     for name in names:
         registry = attributes.get(name)
