@@ -5,12 +5,15 @@ from __future__ import annotations
 import collections
 import enum
 import itertools
+import logging
+import os
 import queue
 import random
 import re
 import threading
 import types
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -355,3 +358,21 @@ def test_a_plain_value_that_a_run_had_not_changed_is_as_it_was_built():
     objects.load_state_dict(state)
 
     assert (root.count, root.rate) == (0, 0.5)
+
+
+def test_what_a_process_works_by_is_not_lost(tmp_path):
+    """A log, a lock and a file to write give nothing to the training, even if they are made late."""
+    root = SimpleNamespace(lock=None, log=None, file=None)
+    objects = TrackedObjects({"root": root})
+    with (tmp_path / "log").open("w") as root.file:
+        root.lock, root.log = threading.Lock(), logging.getLogger("late")
+
+        assert objects.state_dict()["lost"] == {}
+
+
+def test_a_file_to_read_is_named():
+    """Its position decides what comes next."""
+    with Path(os.devnull).open() as file:
+        objects = TrackedObjects({"root": SimpleNamespace(file=file)})
+
+        assert list(objects.state_dict()["lost"]) == ["root.file"]

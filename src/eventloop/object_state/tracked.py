@@ -8,8 +8,11 @@ the task has built; an object that only the run has made can't be, and is named.
 from __future__ import annotations
 
 import array
+import concurrent.futures
 import io
 import itertools
+import logging
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,6 +54,16 @@ from eventloop.object_state.walk import (
 )
 from eventloop.rng import is_generator
 
+# Objects by which a process works; a run that makes them when it needs them makes them again.
+_HANDLES = (
+    logging.Logger,
+    logging.Handler,
+    threading.Thread,
+    concurrent.futures.Executor,
+    type(threading.Lock()),
+    type(threading.RLock()),
+)
+_IO_TYPES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedReader, io.FileIO)
 _NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
 _NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
 
@@ -147,7 +160,7 @@ class TrackedObjects:
             if place.owner in lost_owners:
                 lost_owners.add(path)
                 continue
-            if path in self._weight_paths:
+            if path in self._weight_paths or _gives_nothing(place.value):
                 continue
             if place.assign is None and path in self._places:
                 if self._places[path][0] != fingerprint(place.value):
@@ -245,7 +258,7 @@ class TrackedObjects:
         paths = []
         for path, location in current.places.items():
             value = location.value
-            if not isinstance(value, Iterator) or is_entered(value):
+            if not isinstance(value, Iterator) or is_entered(value) or _gives_nothing(value):
                 continue
             if isinstance(value, io.IOBase) and not self._needs_all:
                 continue  # a file that is read by index is sought before each read
@@ -324,7 +337,8 @@ class SharedMemory:
             if id(member) in self._built_ids:
                 return member
         memory = torch.empty(0, dtype=value.dtype, device=value.device)
-        return memory.set_(value.untyped_storage())
+        memory.set_(value.untyped_storage())
+        return memory
 
 
 def _address(value: Any) -> int | None:
@@ -481,6 +495,13 @@ def _why_unlike(nest: Encoded, target: Any, built: Any) -> str | None:
     if shape is not None and tuple(shape) != tuple(target.shape):
         return f"has the shape {tuple(target.shape)}, and had {tuple(shape)}"
     return None
+
+
+def _gives_nothing(value: Any) -> bool:
+    """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
+    if type(value) in _IO_TYPES:
+        return bool(value.closed) or not value.readable()
+    return isinstance(value, _HANDLES)
 
 
 def _has_contents(owner: Any) -> bool:

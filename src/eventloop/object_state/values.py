@@ -47,7 +47,7 @@ Encoded = Any
 # More than this in one place is data or a cache, which a checkpoint of every epoch isn't made for.
 MAX_BYTES = 64 * 1024**2
 _INT64 = 2**63
-_MAX_SPAWNED = 10**6  # seeds that a resume spawns again
+_MAX_SPAWNED = 10**4  # seeds that a resume spawns again
 # Longer lists of numbers are saved as one tensor.
 _LONG = 32
 _MUTABLE_TYPES = {kind.__name__: kind for kind in CONTAINER_TYPES if kind not in (tuple, frozenset)}
@@ -208,9 +208,10 @@ class Encoder:
             items, position = _items_of_cycle(value)
             return {"kind": "cycle", "items": self._items(items, depth), "position": position}
         if type(value) is itertools.repeat:
-            _, (item, *times) = value.__reduce__()
-            times = times[0] if times else None
-            return {"kind": "repeat", "item": self.encode(item, depth + 1), "times": times}
+            arguments: Any = value.__reduce__()[1]
+            times = arguments[1] if len(arguments) == 2 else None
+            item = self.encode(arguments[0], depth + 1)
+            return {"kind": "repeat", "item": item, "times": times}
         if type(value) in _ITERATORS:
             sequence, position = _position_of(value)
             over = self.encode(sequence, depth + 1)
@@ -502,11 +503,16 @@ class Decoder:
         if not issubclass(kind, Enum):
             raise NotSavableError("the class of an enum isn't saved")
         if nest.get("flags") is None:
-            return kind._member_map_[nest["name"]]
+            member: Enum = kind._member_map_[nest["name"]]
+            return member
         # The implementation of the base class, as a class may have one of its own.
         flags = operator.index(nest["flags"])
         known: Enum | None = kind._value2member_map_.get(flags)
-        return Flag._missing_.__func__(kind, flags) if known is None else known
+        if known is not None:
+            return known
+        missing: Any = Flag._missing_
+        combined: Enum = missing.__func__(kind, flags)
+        return combined
 
     def _view(self, nest: Encoded) -> Tensor:
         base = self.decode(nest["of"])
