@@ -1148,6 +1148,9 @@ class StackOfContexts:
         self.stack = contextlib.ExitStack()
         self.stack.callback(self.counter)
 
+    def __deepcopy__(self, memo):
+        raise TypeError("the callbacks of a copy would be those of the original")
+
     def __call__(self):
         self.stack.pop_all().close()
         self.stack.callback(self.counter)

@@ -10,12 +10,15 @@ import contextlib
 import copy
 import functools
 import gc
+import importlib.util
 import os
 import pickle
 import random
 import signal
+import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,19 +26,25 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from attacks.object_kinds import (
-    BATCH_SIZE,
-    INPUTS,
-    KINDS,
-    PLACES,
-    TARGETS,
-    UNSAVABLE,
-    Model,
-)
 from eventloop import Task, TrainerBuilder, hookimpl
 from eventloop.errors import ResumeError
 from eventloop.files import disk
 from eventloop_testing import run_ranks
+
+# Under its own name: forks look its classes up.
+_SPEC = importlib.util.spec_from_file_location(
+    "object_kinds", Path(__file__).with_name("object_kinds.py")
+)
+object_kinds = importlib.util.module_from_spec(_SPEC)
+sys.modules["object_kinds"] = object_kinds
+_SPEC.loader.exec_module(object_kinds)
+BATCH_SIZE = object_kinds.BATCH_SIZE
+INPUTS = object_kinds.INPUTS
+KINDS = object_kinds.KINDS
+PLACES = object_kinds.PLACES
+TARGETS = object_kinds.TARGETS
+UNSAVABLE = object_kinds.UNSAVABLE
+Model = object_kinds.Model
 
 INTERVALS = ("1ba", "3ba", "1ep")
 NUM_BATCHES = 6

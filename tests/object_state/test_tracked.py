@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import io
 import itertools
 import logging
 import os
@@ -107,7 +108,7 @@ def test_a_tensor_is_restored_in_place():
     "late",
     [
         lambda: (number for number in range(3)),
-        lambda: threading.Lock(),
+        lambda: io.BytesIO(),
         lambda: SimpleNamespace(),
         lambda: [open],
         lambda: print,

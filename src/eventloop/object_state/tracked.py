@@ -335,7 +335,8 @@ class SharedMemory:
             raise NotSavableError("it shares the memory of an array or tensor of another kind")
         for member in group:
             if id(member) in self._built_ids:
-                return member
+                base: Tensor = member
+                return base
         memory = torch.empty(0, dtype=value.dtype, device=value.device)
         memory.set_(value.untyped_storage())
         return memory
