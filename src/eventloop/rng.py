@@ -50,6 +50,15 @@ def set_global_rng_states(states: Mapping[str, Any]) -> None:
             set_rng_state(one, states[name])
 
 
+def objects_of_global_generators() -> list[Any]:
+    """Returns the objects behind the host's global generators, which a run saves by themselves."""
+    objects: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
+    if numpy := sys.modules.get("numpy"):
+        legacy = numpy.random.get_state.__self__
+        objects += [legacy, legacy._bit_generator]
+    return objects
+
+
 def get_rng_state(generator: Any) -> Any:
     """Returns the state of a generator as a nest of plain values and tensors."""
     if isinstance(generator, torch.Generator):
@@ -75,12 +84,12 @@ def set_rng_state(generator: Any, state: Any) -> None:
         words = tuple(state["words"].tolist())
         generator.setstate((state["version"], words, state["gauss"]))
     elif callable(getattr(generator, "set_state", None)):
-        generator.set_state(_within_memory(tensors_to_arrays(state)))
+        generator.set_state(checked_numpy_state(tensors_to_arrays(state)))
     else:
-        generator.bit_generator.state = _within_memory(tensors_to_arrays(state))
+        generator.bit_generator.state = checked_numpy_state(tensors_to_arrays(state))
 
 
-def _within_memory(state: Any) -> Any:
+def checked_numpy_state(state: Any) -> Any:
     """Returns NumPy's state, whose position is checked, as it may point beyond its words (2.4)."""
     inner = state["state"] if isinstance(state["state"], Mapping) else {}
     for position, most in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):

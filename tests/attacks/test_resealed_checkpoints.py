@@ -6,7 +6,11 @@ that a new key is a row by itself; and the ways to change a value.
 
 from __future__ import annotations
 
+import array
+import collections
 import copy
+import enum
+import itertools
 import random
 import resource
 import time
@@ -14,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,12 +60,57 @@ class Rounds(RandomSampler):
         return super().__iter__()
 
 
+class Phase(enum.Flag):
+    """A class of a value that a run changes."""
+
+    WARM = 1
+    LONG = 2
+
+
+class Point(NamedTuple):
+    """A class of instances that a run makes."""
+
+    place: int
+
+
+class Holding(nn.Linear):
+    """Has something of every kind that a checkpoint has of objects."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4)
+        self.phase, self.points, self.first = Phase.WARM, [], Point(0)
+        self.counts = collections.defaultdict(list, last=collections.deque([0], 3))
+        self.late: Any = None
+        self.bits, self.seeds = np.random.PCG64(1), np.random.SeedSequence(2)
+        self.rngs = [random.Random(1), np.random.default_rng(1), torch.Generator()]
+        self.iterators = [itertools.count(1.5, 2), itertools.cycle("abc"), iter(range(100))]
+        self.times = itertools.repeat(1, 100)
+        self.values = np.zeros(2), bytearray(2), array.array("d", [0.5])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.phase = Phase.WARM | Phase.LONG
+            self.points.append(Point(next(self.times)))
+            self.counts["last"].append(1)
+            self.counts["made"].append({1, 2j})
+            whole = torch.zeros(4)
+            self.late = {"whole": whole, "view": whole[1:], "values": [range(3), np.float32(1)]}
+            self.late["new"] = collections.defaultdict(list)
+            self.bits.random_raw()
+            self.seeds.spawn(1)
+            for iterator in self.iterators:
+                next(iterator)
+            array_, bytes_, numbers = self.values
+            array_[0], bytes_[0], numbers[0] = 1, 2, 0.25
+        return super().forward(inputs)
+
+
 def make_task() -> Task:
     """Makes a task of which a checkpoint holds something of every kind."""
     inputs = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(inputs, inputs.argmax(1))
     return Task(
-        model=lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+        model=lambda: nn.Sequential(Holding(), nn.BatchNorm1d(4), nn.Linear(4, 3)),
         loss=nn.functional.cross_entropy,
         train_dataloader=DataLoader(data, batch_size=4, sampler=Rounds(data)),
         eval_dataloaders=[(inputs, inputs.argmax(1))],

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import collections
+import enum
+import io
+import itertools
+import logging
+import os
+import queue
+import random
 import re
 import threading
+import types
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -98,7 +108,7 @@ def test_a_tensor_is_restored_in_place():
     "late",
     [
         lambda: (number for number in range(3)),
-        lambda: threading.Lock(),
+        lambda: io.BytesIO(),
         lambda: SimpleNamespace(),
         lambda: [open],
         lambda: print,
@@ -221,3 +231,167 @@ def test_a_tensor_that_is_expanded_is_restored():
     with restored_objects(root=root):
         root.scale.data = torch.full((1,), 2.0).expand(3)
     assert root.scale.tolist() == [1, 1, 1]
+
+
+class Kind(enum.Flag):
+    """A class that the objects below use as keys of a dict."""
+
+    LEFT = 1
+    RIGHT = 2
+
+
+class Step(NamedTuple):
+    """A class whose instances the run makes."""
+
+    number: int
+
+
+class SlotOfBase:
+    __slots__ = ("count",)
+
+
+class SlotOfOneName(SlotOfBase):
+    __slots__ = ("count",)
+
+
+class CountingRandom(random.Random):
+    """A generator with an attribute."""
+
+    num_drawn = 0
+
+
+def keyword_default():
+    def call(*, numbers=[0]):
+        numbers[0] += 1
+        return numbers[0]
+
+    call.__kwdefaults__ = {"numbers": [0]}
+    return call
+
+
+HELD = {
+    "a method of C code": (
+        lambda: SimpleNamespace(draw=random.Random(1).random),
+        lambda root: root.draw(),
+        lambda root: root.draw(),
+    ),
+    "a memoryview": (
+        lambda: SimpleNamespace(view=memoryview(bytearray(2))),
+        lambda root: root.view.__setitem__(1, 7),
+        lambda root: bytes(root.view),
+    ),
+    "a read-only view of a dict": (
+        lambda: SimpleNamespace(table=types.MappingProxyType({"a": [0]})),
+        lambda root: root.table["a"].append(1),
+        lambda root: root.table["a"],
+    ),
+    "a default of a keyword": (
+        lambda: SimpleNamespace(call=keyword_default()),
+        lambda root: root.call(),
+        lambda root: root.call(),
+    ),
+    "a queue": (
+        lambda: SimpleNamespace(queue=queue.Queue()),
+        lambda root: root.queue.put(3),
+        lambda root: [*root.queue.queue],
+    ),
+    "an attribute of a thread's": (
+        threading.local,
+        lambda root: setattr(root, "count", 3),
+        lambda root: root.count,
+    ),
+    "a bit generator": (
+        lambda: SimpleNamespace(bits=np.random.PCG64(1), seeds=np.random.SeedSequence(2)),
+        lambda root: (root.bits.random_raw(), root.seeds.spawn(3)),
+        lambda root: (root.bits.random_raw(), root.seeds.spawn(1)[0].spawn_key),
+    ),
+    "a subclass of a generator": (
+        lambda: SimpleNamespace(rng=CountingRandom(1)),
+        lambda root: setattr(root.rng, "num_drawn", root.rng.random()),
+        lambda root: root.rng.num_drawn,
+    ),
+    "a slot that another hides": (
+        lambda: SimpleNamespace(part=SlotOfOneName()),
+        lambda root: SlotOfBase.count.__set__(root.part, 5),
+        lambda root: SlotOfBase.count.__get__(root.part),
+    ),
+    "flags in a dict": (
+        lambda: SimpleNamespace(kinds={Kind.LEFT: 0}),
+        lambda root: root.kinds.update({Kind.LEFT | Kind.RIGHT: 2}),
+        lambda root: root.kinds,
+    ),
+    "named tuples in a list": (
+        lambda: SimpleNamespace(steps=[], first=Step(0)),
+        lambda root: root.steps.append(Step(4)),
+        lambda root: (root.steps, type(root.steps[0])),
+    ),
+    "a view of a tensor": (
+        lambda: SimpleNamespace(whole=torch.zeros(4), part=None),
+        lambda root: setattr(root, "part", root.whole[1:]),
+        lambda root: (root.part.add_(1).tolist(), root.whole.tolist()),
+    ),
+    "an attribute of a tensor": (
+        lambda: SimpleNamespace(values=torch.zeros(1)),
+        lambda root: setattr(root.values, "count", 3),
+        lambda root: root.values.count,
+    ),
+    "an array of a class": (
+        lambda: SimpleNamespace(masked=np.ma.masked_array([0, 1], [False, True])),
+        lambda root: root.masked.__setitem__(0, 9),
+        lambda root: root.masked.tolist(),
+    ),
+    "a list in an array of objects": (
+        lambda: SimpleNamespace(lists=np.array([[0], None], dtype=object)),
+        lambda root: root.lists[0].append(1),
+        lambda root: root.lists[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_objects_behind_others_are_restored(name):
+    """Whatever holds them: code in C, a hidden slot, a default, an instance of a class."""
+    make, change, probe = HELD[name]
+
+    expected, actual = resumed(make, change, probe)
+
+    assert actual == expected
+
+
+def test_an_iterator_behind_code_in_c_is_named():
+    """Nothing else can be put there."""
+    root = SimpleNamespace(following=itertools.count().__next__)
+    objects = TrackedObjects({"root": root})
+    root.following()
+
+    assert list(objects.state_dict()["lost"]) == ["root.following.__self__"]
+
+
+def test_a_plain_value_that_a_run_had_not_changed_is_as_it_was_built():
+    """Though the process that goes on has changed it before the state is loaded."""
+    state = TrackedObjects({"root": SimpleNamespace(count=0, rate=0.5)}).state_dict()
+    root = SimpleNamespace(count=0, rate=0.5)
+    objects = TrackedObjects({"root": root})
+    root.count, root.rate = 1, 0.7
+
+    objects.load_state_dict(state)
+
+    assert (root.count, root.rate) == (0, 0.5)
+
+
+def test_what_a_process_works_by_is_not_lost(tmp_path):
+    """A log, a lock and a file to write give nothing to the training, even if they are made late."""
+    root = SimpleNamespace(lock=None, log=None, file=None)
+    objects = TrackedObjects({"root": root})
+    with (tmp_path / "log").open("w") as root.file:
+        root.lock, root.log = threading.Lock(), logging.getLogger("late")
+
+        assert objects.state_dict()["lost"] == {}
+
+
+def test_a_file_to_read_is_named():
+    """Its position decides what comes next."""
+    with Path(os.devnull).open() as file:
+        objects = TrackedObjects({"root": SimpleNamespace(file=file)})
+
+        assert list(objects.state_dict()["lost"]) == ["root.file"]

@@ -86,11 +86,15 @@ def test_an_object_that_is_met_twice_is_one_object_again():
 
 def test_a_class_that_no_file_names_is_that_of_the_predecessor():
     """Enums, named tuples and the factory of a defaultdict are code."""
-    default = collections.defaultdict(list, a=[1])
+
+    def make_list():
+        return []
+
+    default = collections.defaultdict(make_list, a=[1])
 
     assert decoded(encoded(Color.BLUE), Color.RED) is Color.BLUE
     assert decoded(encoded(Point(3, 4)), Point(0, 0)) == Point(3, 4)
-    assert decoded(encoded(default), collections.defaultdict(list))["b"] == []
+    assert decoded(encoded(default), collections.defaultdict(make_list))["b"] == []
     for value in (Color.BLUE, Point(3, 4), default):
         with pytest.raises(NotSavableError, match="isn't saved"):
             decoded(encoded(value))

@@ -133,10 +133,9 @@ class Capture:
             "generators": dict(self.generators.state_dict(state)),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
-            "objects": self.objects.state_dict(
-                state, is_loader_assigned=self._feeds.is_assigned(state)
-            ),
+            "objects": self.objects.state_dict(is_loader_assigned=self._feeds.is_assigned(state)),
         }
+        self.objects.warn_of_losses(own)
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
             return Captured(of_all | {f"rank{state.rank}": own}, facts)

@@ -49,13 +49,14 @@ class RunObjects:
         roots["task"] = self._task
         self._objects = TrackedObjects(
             roots,
-            apart=_parts_of_train_data(state),
+            # A hook of a model may be a method of a plugin, which saves its state by itself.
+            apart=[*_parts_of_train_data(state), *state.plugins.values(), state],
             weights=lambda: _weights_of(state),
             device=state.device,
         )
 
-    def state_dict(self, state: State, *, is_loader_assigned: bool = False) -> dict[str, Any]:
-        """Returns what has changed since the objects were built; warns once of what can't be saved.
+    def state_dict(self, *, is_loader_assigned: bool = False) -> dict[str, Any]:
+        """Returns what has changed since the objects were built.
 
         Args:
             is_loader_assigned: whether a plugin has replaced the train data loader in mid-run.
@@ -67,15 +68,19 @@ class RunObjects:
                 "a plugin has assigned another data loader; return it from build_train_dataloader, "
                 "and ask for it with should_rebuild_dataloader"
             )
-        if saved["lost"] and not self._has_warned:
+        return saved
+
+    def warn_of_losses(self, part: Mapping[str, Any]) -> None:
+        """Warns once of what a rank's part of a checkpoint lacks, train data among it."""
+        losses = losses_in_rank(part)
+        if losses and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"checkpoints of this run lack {listed_losses(saved['lost'])}. Build such objects with "
+                f"checkpoints of this run lack {listed_losses(losses)}. Build such objects with "
                 "the task and let the run change values in them, or save their state in state_dict and "
                 "load_state_dict of a plugin; a resume without them must be allowed",
                 stacklevel=2,
             )
-        return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
@@ -86,6 +91,17 @@ class RunObjects:
 def listed_losses(lost: Mapping[str, str]) -> str:
     """Returns what checkpoints lack, for a message: paths, each with its reason."""
     return first_of([f"{path} ({reason})" for path, reason in lost.items()])
+
+
+def losses_in_rank(part: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a rank's part of a checkpoint lacks, by path from the state of the run."""
+    losses: dict[str, str] = {}
+    for name, entry in part.items():
+        for path, reason in losses_in(entry).items():
+            if name == "feed":
+                path = f"train_dataloader.{path.removeprefix('dataloader.')}"
+            losses[path] = reason
+    return losses
 
 
 def losses_in(part: Any) -> dict[str, str]:
@@ -103,7 +119,7 @@ def losses_in(part: Any) -> dict[str, str]:
 def require_nothing_lost(state: State, part: Mapping[str, Any], is_allowed: bool) -> None:
     """Raises ResumeError if a checkpoint lacks objects that the run had changed; collective."""
     losses: dict[str, str] = {}
-    for of_rank in state.all_gather(losses_in(part)):
+    for of_rank in state.all_gather(losses_in_rank(part)):
         losses |= of_rank
     if losses and not is_allowed:
         raise ResumeError(

@@ -123,7 +123,7 @@ class Draws:
 def is_same(result: Any, other: Any) -> bool:
     """Returns whether two results are equal to the bit; True if they can't be compared."""
     try:
-        return _bits_of(result) == _bits_of(other)
+        return bool(_bits_of(result) == _bits_of(other))
     except NotSavableError:
         return True
 

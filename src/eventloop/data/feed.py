@@ -203,7 +203,8 @@ class Feed:
         self._is_loaded, self.num_taken = under_way, state["num_taken"]
         self._first, self._num_own = state["first"], self.num_taken - state.get("num_padding", 0)
         self._loaded_ahead = state.get("ahead")
-        tell_epoch(self.dataloader, self._epoch)
+        if self.used:  # else the first epoch hasn't been told, and will be as it starts
+            tell_epoch(self.dataloader, self._epoch)
         with kept_generators():
             num_own = self._num_own if under_way else None
             self._source.load_state_dict(state["position"], self._epoch, num_own)

@@ -8,8 +8,11 @@ the task has built; an object that only the run has made can't be, and is named.
 from __future__ import annotations
 
 import array
+import concurrent.futures
 import io
 import itertools
+import logging
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,21 +32,39 @@ from eventloop.object_state.values import (
     Encoded,
     Encoder,
     NotSavableError,
+    class_name,
+    encode_seed_source,
     is_plain_tensor,
+    plain_array,
 )
 from eventloop.object_state.walk import (
     CONTAINER_TYPES,
+    MAX_ENTRIES,
+    MAX_NESTING,
     PLAIN_TYPES,
     Location,
     Walk,
     attribute_location,
+    class_attribute_location,
     has_identity,
+    is_array,
     is_attribute,
     is_entered,
+    is_seed_source,
     walk,
 )
 from eventloop.rng import is_generator
 
+# Objects by which a process works; a run that makes them when it needs them makes them again.
+_HANDLES = (
+    logging.Logger,
+    logging.Handler,
+    threading.Thread,
+    concurrent.futures.Executor,
+    type(threading.Lock()),
+    type(threading.RLock()),
+)
+_IO_TYPES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedReader, io.FileIO)
 _NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
 _NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
 _MAX_COMPARED = 1_000_000  # entries of a list of plain values
@@ -86,10 +107,14 @@ class TrackedObjects:
         self._objects = built.objects  # kept, likewise
         self._paths = {id(value): path for path, value in built.objects.items()}
         weight_ids = self._weight_ids()
+        self._weight_paths = {
+            path for path, value in built.objects.items() if id(value) in weight_ids
+        }
         self._places = {
             path: (fingerprint(place.value), place.owner, place.delete is not None)
             for path, place in built.places.items()
         }
+        self._classes = _classes_in(built.places.values())
         self._contents = {
             path: fingerprint_of_contents(value)
             for path, value in built.objects.items()
@@ -113,7 +138,10 @@ class TrackedObjects:
             were deleted; `lost`: why something can't be saved, by path.
         """
         current = self._walk()
-        encoder = Encoder(lambda value: self._paths.get(id(value)))
+        memory = SharedMemory(current.objects.values(), self._objects.values())
+        encoder = Encoder(
+            lambda value: self._paths.get(id(value)), self._classes.keys(), memory.base_of
+        )
         lost: dict[str, str] = {}
         contents: dict[str, Encoded] = {}
         for path, value in current.objects.items():
@@ -134,7 +162,13 @@ class TrackedObjects:
             if place.owner in lost_owners:
                 lost_owners.add(path)
                 continue
+            if path in self._weight_paths or _gives_nothing(place.value):
+                continue
             if place.assign is None and path in self._places:
+                if self._places[path][0] != fingerprint(place.value):
+                    owner = current.objects.get(place.owner)
+                    if not _has_contents(owner):
+                        lost[path] = "it can't be replaced where it is"
                 continue  # an entry, which its container has
             is_due = path not in self._places or self._places[path][0] != fingerprint(place.value)
             if not is_due and (only_changes or type(place.value) not in PLAIN_TYPES):
@@ -175,7 +209,7 @@ class TrackedObjects:
             LookupError, TypeError, ValueError, RuntimeError, AttributeError: no run has saved this.
         """
         places = self._walk().places
-        decoder = Decoder(self._objects, self._device)
+        decoder = Decoder(self._objects, self._device, self._classes)
         misfits: list[str] = []
         for path, nest in state["contents"].items():
             target = self._objects.get(path)
@@ -193,6 +227,7 @@ class TrackedObjects:
                 misfits.append(f"{path} is {a(full_name(type(place.value)))}")
                 continue
             place.assign(value)
+        self._reset_plain_values(places, state)
         for path in state["gone"]:
             place = places.get(path)
             if (
@@ -208,6 +243,20 @@ class TrackedObjects:
                 stacklevel=2,
             )
 
+    def _reset_plain_values(self, places: Mapping[str, Location], state: Mapping[str, Any]) -> None:
+        """Sets plain values that this process has changed since, and the saved run hadn't.
+
+        A data set that is told its epoch before its state is loaded may count that.
+        """
+        for path, place in places.items():
+            if path in state["values"] or place.assign is None or path not in self._places:
+                continue
+            built = self._places[path][0]
+            if type(place.value) in PLAIN_TYPES and built != fingerprint(place.value):
+                kind, value = built
+                if kind in PLAIN_TYPES:
+                    place.assign(kind(value) if kind in (float, complex) else value)
+
     def unsavable_iterators(self) -> list[str]:
         """Returns the paths of iterators whose positions can't be saved."""
         return self._iterators_in(self._walk())
@@ -217,7 +266,7 @@ class TrackedObjects:
         paths = []
         for path, location in current.places.items():
             value = location.value
-            if not isinstance(value, Iterator) or is_entered(value):
+            if not isinstance(value, Iterator) or is_entered(value) or _gives_nothing(value):
                 continue
             if isinstance(value, io.IOBase) and not self._needs_all:
                 continue  # a file that is read by index is sought before each read
@@ -247,9 +296,86 @@ class TrackedObjects:
         """Returns the place of an attribute that the run has added to an object of the task's."""
         owner_path, _, name = path.rpartition(".")
         owner = self._objects.get(owner_path)
+        if isinstance(owner, type):
+            is_code = callable(vars(owner).get(name)) or hasattr(vars(owner).get(name), "__get__")
+            is_new = name.isidentifier() and not name.startswith("__") and not is_code
+            return class_attribute_location(owner, name, owner_path) if is_new else None
         if owner is None or not is_attribute(owner, name):
             return None
         return attribute_location(owner, name, owner_path)
+
+
+class SharedMemory:
+    """Which tensors and arrays share memory.
+
+    Args:
+        objects: all that are in use; others among them are ignored.
+        built: those that a new process has, too.
+    """
+
+    def __init__(self, objects: Iterable[Any], built: Iterable[Any]) -> None:
+        self._objects = objects
+        self._built = built
+        self._groups: dict[int, list[Any]] | None = None
+        self._built_ids: set[int] = set()
+        self._bases: dict[int, Tensor] = {}
+
+    def base_of(self, value: Any) -> Tensor | None:
+        """Returns a tensor with the memory of a new one, if the memory is in use elsewhere."""
+        if self._groups is None:
+            self._groups = {}
+            self._built_ids = set(map(id, self._built))
+            for other in self._objects:
+                if (address := _address(other)) is not None:
+                    self._groups.setdefault(address, []).append(other)
+        address = _address(value)
+        if address is None or value is self._bases.get(address):
+            return None
+        group = self._groups.get(address, [])
+        if not [other for other in group if other is not value]:
+            return None
+        if address not in self._bases:
+            self._bases[address] = self._base_of_group(value, group)
+        return self._bases[address]
+
+    def _base_of_group(self, value: Any, group: list[Any]) -> Tensor:
+        if not all(isinstance(member, Tensor) and member.dtype == value.dtype for member in group):
+            raise NotSavableError("it shares the memory of an array or tensor of another kind")
+        for member in group:
+            if id(member) in self._built_ids:
+                base: Tensor = member
+                return base
+        memory = torch.empty(0, dtype=value.dtype, device=value.device)
+        memory.set_(value.untyped_storage())
+        return memory
+
+
+def _address(value: Any) -> int | None:
+    """Returns where the memory of a tensor or an array begins; None of anything else."""
+    if isinstance(value, Tensor):
+        is_plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        return value.untyped_storage().data_ptr() or None if is_plain else None
+    if not is_array(value):
+        return None
+    while is_array(value.base):
+        value = value.base
+    address: int = value.__array_interface__["data"][0]
+    return address if value.size else None
+
+
+def _classes_in(places: Iterable[Location]) -> dict[str, type]:
+    """Returns the enums and named tuples that objects use, by name."""
+    classes: dict[str, type] = {}
+    waiting = [(place.value, 0) for place in places]
+    while waiting:
+        value, depth = waiting.pop()
+        kind = value if isinstance(value, type) else type(value)
+        if issubclass(kind, Enum) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+            classes[class_name(kind)] = kind
+        if type(value) in CONTAINER_TYPES and depth < MAX_NESTING and len(value) <= MAX_ENTRIES:
+            entries = [*value, *value.values()] if isinstance(value, dict) else [*value]
+            waiting += [(entry, depth + 1) for entry in entries if type(entry) not in PLAIN_TYPES]
+    return classes
 
 
 @contextmanager
@@ -305,6 +431,8 @@ def fingerprint_of_contents(value: Any) -> Any:
         return _fingerprint_of_tensor(value)
     if is_generator(value):
         return None  # always saved
+    if is_seed_source(value):
+        return repr(encode_seed_source(value))
     if kind in (bytearray, array.array):
         return bytes(value)
     return _fingerprint_of_array(value)
@@ -346,9 +474,9 @@ def _fingerprint_of_tensor(tensor: Tensor) -> Any:
 
 def _fingerprint_of_array(values: Any) -> Any:
     facts = values.shape, str(values.dtype)
-    if values.dtype.hasobject:
-        return facts  # its entries can't be saved, nor compared without their code
-    flat = values.reshape(-1)
+    if values.dtype.hasobject:  # compared by identity: no code of theirs runs
+        return *facts, tuple(map(fingerprint, values.flat)) if values.size < _NUM_SAMPLED else None
+    flat = plain_array(values).reshape(-1)
     return *facts, zlib.crc32(flat[:: max(1, flat.size // _NUM_SAMPLED)].tobytes())
 
 
@@ -384,6 +512,20 @@ def _why_unlike(nest: Encoded, target: Any, built: Any) -> str | None:
     if shape is not None and tuple(shape) != tuple(target.shape):
         return f"has the shape {tuple(target.shape)}, and had {tuple(shape)}"
     return None
+
+
+def _gives_nothing(value: Any) -> bool:
+    """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
+    if type(value) in _IO_TYPES:
+        return bool(value.closed) or not value.readable()
+    return isinstance(value, _HANDLES)
+
+
+def _has_contents(owner: Any) -> bool:
+    """Returns whether an object's entries are a part of its contents, or of another state."""
+    return has_identity(owner) or isinstance(
+        owner, (tuple, frozenset, torch.nn.Module, torch.optim.Optimizer)
+    )
 
 
 def _is_replaceable(current: Any, value: Any) -> bool:

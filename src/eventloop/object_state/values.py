@@ -15,9 +15,9 @@ import operator
 import random
 import sys
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, Flag
 from typing import Any
 
 import torch
@@ -26,9 +26,17 @@ from torch import Tensor
 from eventloop.devices import kind_of
 from eventloop.errors import a
 from eventloop.naming import full_name
-from eventloop.object_state.walk import CONTAINER_TYPES, MAX_NESTING, PLAIN_TYPES, refill
+from eventloop.object_state.walk import (
+    CONTAINER_TYPES,
+    MAX_NESTING,
+    PLAIN_TYPES,
+    is_array,
+    is_seed_source,
+    refill,
+)
 from eventloop.rng import (
     arrays_to_tensors,
+    checked_numpy_state,
     get_rng_state,
     is_generator,
     set_rng_state,
@@ -39,10 +47,15 @@ Encoded = Any
 # More than this in one place is data or a cache, which a checkpoint of every epoch isn't made for.
 MAX_BYTES = 64 * 1024**2
 _INT64 = 2**63
+_MAX_SPAWNED = 10**4  # seeds that a resume spawns again
 # Longer lists of numbers are saved as one tensor.
 _LONG = 32
 _MUTABLE_TYPES = {kind.__name__: kind for kind in CONTAINER_TYPES if kind not in (tuple, frozenset)}
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_GENERATORS = ("Random", "Generator", "RandomState")
+_FACTORIES: dict[str, Any] = {
+    kind.__name__: kind for kind in (list, dict, set, int, float, bool, str, deque, Counter)
+}
 _NUMBERS = "biufcmM"  # kinds of NumPy's dtypes whose entries are numbers
 _SEQUENCES: tuple[Any, ...] = ([], (), range(0), range(2**70), "", b"")
 _ITERATORS = tuple(
@@ -59,10 +72,19 @@ class Encoder:
 
     Args:
         path_of: returns the path of an object that a new process builds again; None of any other.
+        class_names: the names of classes whose instances a new process has; None for any class.
+        base_of: returns the tensor whose memory a tensor or an array shares with other objects.
     """
 
-    def __init__(self, path_of: Callable[[Any], str | None]) -> None:
+    def __init__(
+        self,
+        path_of: Callable[[Any], str | None],
+        class_names: Collection[str] | None = None,
+        base_of: Callable[[Any], Tensor | None] = lambda value: None,
+    ) -> None:
         self._path_of = path_of
+        self._class_names = class_names
+        self._base_of = base_of
         self._numbers: dict[int, int] = {}
         self._objects: list[Any] = []  # kept, so that their identities stay theirs
 
@@ -84,8 +106,48 @@ class Encoder:
         if is_numbered := type(value) not in (tuple, frozenset):
             self._numbers[id(value)] = number
             self._objects.append(value)
-        nest = self.encode_contents(value, depth)
+        nest = self._encode_new(value, depth)
         return {**nest, "number": number} if is_numbered else nest
+
+    def _encode_new(self, value: Any, depth: int) -> Encoded:
+        """Returns an object that a new process has to make, as a nest; raises NotSavableError."""
+        kind = type(value)
+        if isinstance(value, Tensor) or is_array(value):
+            base = self._base_of(value)
+            if base is not None:
+                return self._encode_view(value, base, depth)
+        is_own_class = is_generator(value) and kind.__name__ not in _GENERATORS
+        if (
+            is_own_class
+            or is_seed_source(value)
+            or (is_array(value) and not _is_plain_array(value))
+        ):
+            raise NotSavableError(f"it holds {a(full_name(kind))} that was made since")
+        is_factory_code = kind is defaultdict and value.default_factory not in _FACTORIES.values()
+        if is_factory_code and self._class_names is not None:
+            raise NotSavableError("the factory of a defaultdict that was made since isn't saved")
+        nest = self.encode_contents(value, depth)
+        if kind is defaultdict:
+            names = (name for name, kind in _FACTORIES.items() if kind is value.default_factory)
+            nest["factory"] = next(names, None)
+        return nest
+
+    def _encode_view(self, view: Any, base: Tensor, depth: int) -> Encoded:
+        if not isinstance(view, Tensor):
+            raise NotSavableError("it shares the memory of another array or tensor")
+        return {
+            "kind": "view",
+            "of": self.encode(base, depth + 1),
+            "shape": list(view.shape),
+            "strides": list(view.stride()),
+            "offset": view.storage_offset(),
+        }
+
+    def _class_name(self, kind: type) -> str:
+        name = class_name(kind)
+        if self._class_names is not None and name not in self._class_names:
+            raise NotSavableError(f"the task has built no {full_name(kind)}")
+        return name
 
     def encode_contents(self, value: Any, depth: int = 0) -> Encoded:
         """Returns what an object holds, as a nest; raises NotSavableError."""
@@ -96,14 +158,22 @@ class Encoder:
             return encode_tensor(value)
         if is_generator(value):
             return encode_generator(value)
+        if is_seed_source(value):
+            return encode_seed_source(value)
         if isinstance(value, Enum):
-            return {"kind": "enum", "name": value._name_}
+            return {
+                "kind": "enum",
+                "class": self._class_name(kind),
+                "name": value._name_,
+                "flags": value._value_ if isinstance(value, Flag) else None,
+            }
         if (nest := _encode_number(value)) is not None:
             return nest
         if (nest := self._encode_iterator(value, depth)) is not None:
             return nest
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return {"kind": "namedtuple", "items": self._items(tuple(value), depth)}
+            items = self._items(tuple(value), depth)
+            return {"kind": "namedtuple", "class": self._class_name(kind), "items": items}
         raise NotSavableError(f"it holds {a(full_name(kind))}")
 
     def _encode_container(self, container: Any, depth: int) -> Encoded:
@@ -137,6 +207,11 @@ class Encoder:
         if type(value) is itertools.cycle:
             items, position = _items_of_cycle(value)
             return {"kind": "cycle", "items": self._items(items, depth), "position": position}
+        if type(value) is itertools.repeat:
+            arguments: Any = value.__reduce__()[1]
+            times = arguments[1] if len(arguments) == 2 else None
+            item = self.encode(arguments[0], depth + 1)
+            return {"kind": "repeat", "item": item, "times": times}
         if type(value) in _ITERATORS:
             sequence, position = _position_of(value)
             over = self.encode(sequence, depth + 1)
@@ -173,12 +248,52 @@ def is_plain_tensor(tensor: Tensor) -> bool:
 def encode_generator(generator: Any) -> Encoded:
     """Returns the state of a random generator of Python, NumPy or torch."""
     bits = getattr(generator, "bit_generator", None)
+    if isinstance(generator, random.SystemRandom):
+        raise NotSavableError("numbers of the operating system can't be drawn again")
     return {
         "kind": "generator",
         "library": _library_of(generator),
         "bits": "" if bits is None else type(bits).__name__,
         "state": get_rng_state(generator),
     }
+
+
+def encode_seed_source(source: Any) -> Encoded:
+    """Returns the state of a bit generator of NumPy, or how many seeds a sequence has given."""
+    if hasattr(source, "n_children_spawned"):
+        return {"kind": "seeds", "num_spawned": source.n_children_spawned}
+    return {
+        "kind": "bits",
+        "bits": type(source).__name__,
+        "state": arrays_to_tensors(source.state),
+    }
+
+
+def class_name(kind: type) -> str:
+    """Returns the name by which a class is looked up among those that the task uses."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _is_plain_array(value: Any) -> bool:
+    return type(value) is sys.modules["numpy"].ndarray
+
+
+def plain_array(values: Any) -> Any:
+    """Returns the entries of an array of any class, without code of that class."""
+    numpy = sys.modules["numpy"]
+    return numpy.ndarray.view(values, numpy.ndarray)
+
+
+def _fill_seed_source(source: Any, nest: Encoded) -> None:
+    if nest["kind"] == "bits":
+        if type(source).__name__ != nest["bits"]:
+            raise NotSavableError(f"it is a {type(source).__name__} here")
+        source.state = checked_numpy_state(tensors_to_arrays(nest["state"]))
+        return
+    num_due = operator.index(nest["num_spawned"]) - source.n_children_spawned
+    if not 0 <= num_due <= _MAX_SPAWNED:
+        raise NotSavableError(f"{num_due} more seeds can't be spawned")
+    source.spawn(num_due)
 
 
 def _library_of(generator: Any) -> str:
@@ -192,12 +307,11 @@ def _library_of(generator: Any) -> str:
 def _encode_number(value: Any) -> Encoded | None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
-        if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
-            return None
         if value.dtype.kind not in _NUMBERS + "SU":
             raise NotSavableError(f"it holds an array of {value.dtype}")
         is_scalar = isinstance(value, numpy.generic)
-        nest = arrays_to_tensors(numpy.asarray(value))
+        entries = numpy.asarray(value) if is_scalar else plain_array(value)
+        nest = arrays_to_tensors(entries)
         return {"kind": "numpy scalar" if is_scalar else "numpy array", "values": nest}
     if type(value) is array.array:
         return {"kind": "array", "typecode": value.typecode, "bytes": value.tobytes()}
@@ -249,10 +363,17 @@ class Decoder:
     Args:
         objects: what the task has built, by path.
         device: where tensors are put that weren't on the host.
+        classes: of enums and named tuples, those that the objects use, by name.
     """
 
-    def __init__(self, objects: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        device: torch.device,
+        classes: Mapping[str, type] | None = None,
+    ) -> None:
         self._objects = objects
+        self._classes = classes or {}
         self._device = device
         self._numbered: dict[int, Any] = {}
 
@@ -286,7 +407,9 @@ class Decoder:
     def decode_contents(self, nest: Encoded, target: Any) -> None:
         """Replaces the contents of an object by saved ones; raises as `decode` does."""
         kind = nest["kind"]
-        if kind in _MUTABLE_TYPES:
+        if kind in ("bits", "seeds") and is_seed_source(target):
+            _fill_seed_source(target, nest)
+        elif kind in _MUTABLE_TYPES:
             if type(target) is not _MUTABLE_TYPES[kind]:
                 raise NotSavableError(f"it is {a(type(target).__name__)} here, and was a {kind}")
             self._refill(target, nest, target)
@@ -296,9 +419,11 @@ class Decoder:
             _fill_generator(target, nest)
         elif kind == "numpy array":
             values = _decode_numpy(nest)
-            if target.shape != values.shape:
+            entries = plain_array(target) if is_array(target) else target
+            if entries.shape != values.shape:
                 target.resize(values.shape, refcheck=False)
-            target[...] = values
+                entries = plain_array(target)
+            entries[...] = values
         elif kind in ("bytearray", "array"):
             target[:] = self._value(kind, nest, target)
         else:
@@ -325,13 +450,18 @@ class Decoder:
             case "numpy scalar":
                 return _decode_numpy(nest)[()]
             case "enum":
-                return _decode_enum(nest, predecessor)
+                return self._enum(nest, predecessor)
             case "generator":
                 return _new_generator(nest)
             case "tensor":
                 return self._new_tensor(nest)
             case "count":
                 return itertools.count(nest["start"], nest["step"])
+            case "repeat":
+                times = () if nest["times"] is None else (operator.index(nest["times"]),)
+                return itertools.repeat(self.decode(nest["item"]), *times)
+            case "view":
+                return self._view(nest)
             case "cycle":
                 return self._cycle(nest)
             case "iterator":
@@ -341,6 +471,8 @@ class Decoder:
     def _empty(self, nest: Encoded, predecessor: Any) -> Any:
         kind = _MUTABLE_TYPES[nest["kind"]]
         if kind is defaultdict:
+            if nest.get("factory") is not None:
+                return defaultdict(_FACTORIES[nest["factory"]])
             if type(predecessor) is not defaultdict:
                 raise NotSavableError("the factory of a defaultdict isn't saved")
             return defaultdict(predecessor.default_factory)
@@ -363,12 +495,40 @@ class Decoder:
         return [self.decode(item, predecessor) for item, predecessor in pairs]
 
     def _namedtuple(self, nest: Encoded, predecessor: Any) -> Any:
-        if not isinstance(predecessor, tuple) or not hasattr(type(predecessor), "_fields"):
+        kind: Any = self._classes.get(nest.get("class"), type(predecessor))
+        if not issubclass(kind, tuple) or not hasattr(kind, "_fields"):
             raise NotSavableError("the class of a named tuple isn't saved")
-        items = self._items(nest["items"], predecessor)
-        if len(items) != len(predecessor):
-            raise NotSavableError(f"a {type(predecessor).__name__} has {len(predecessor)} fields")
-        return tuple.__new__(type(predecessor), items)
+        items = self._items(nest["items"], _sequence(predecessor))
+        if len(items) != len(kind._fields):
+            raise NotSavableError(f"a {kind.__name__} has {len(kind._fields)} fields")
+        return tuple.__new__(kind, items)
+
+    def _enum(self, nest: Encoded, predecessor: Any) -> Enum:
+        kind: Any = self._classes.get(nest.get("class"), type(predecessor))
+        if not issubclass(kind, Enum):
+            raise NotSavableError("the class of an enum isn't saved")
+        if nest.get("flags") is None:
+            member: Enum = kind._member_map_[nest["name"]]
+            return member
+        # The implementation of the base class, as a class may have one of its own.
+        flags = operator.index(nest["flags"])
+        known: Enum | None = kind._value2member_map_.get(flags)
+        if known is not None:
+            return known
+        missing: Any = Flag._missing_
+        combined: Enum = missing.__func__(kind, flags)
+        return combined
+
+    def _view(self, nest: Encoded) -> Tensor:
+        base = self.decode(nest["of"])
+        if type(base) not in (Tensor, torch.nn.Parameter):
+            raise NotSavableError(f"a view of {a(type(base).__name__)} isn't saved")
+        memory = torch.empty(0, dtype=base.dtype, device=base.device)
+        memory.set_(base.untyped_storage())
+        sizes = map(operator.index, nest["shape"])
+        strides = map(operator.index, nest["strides"])
+        # Raises RuntimeError beyond the memory of the base.
+        return memory.as_strided([*sizes], [*strides], operator.index(nest["offset"]))
 
     def _cycle(self, nest: Encoded) -> itertools.cycle[Any]:
         items = self._items(nest["items"])
@@ -423,12 +583,6 @@ def laid_out(values: Tensor, strides: Sequence[int], device: torch.device) -> Te
         num_entries *= values.shape[dim]
     tensor = torch.empty_strided(values.shape, strides, dtype=values.dtype, device=device)
     return tensor.copy_(values)
-
-
-def _decode_enum(nest: Encoded, predecessor: Any) -> Enum:
-    if not isinstance(predecessor, Enum):
-        raise NotSavableError("the class of an enum isn't saved")
-    return type(predecessor)._member_map_[nest["name"]]
 
 
 def _fill_generator(generator: Any, nest: Encoded) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextvars
 import dis
 import functools
+import gc
 import inspect
 import site
 import sys
 import sysconfig
+import threading
 import types
-from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -25,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from eventloop.rng import is_generator
+from eventloop.rng import is_generator, objects_of_global_generators
 
 MAX_OBJECTS = 20_000
 # A longer list of objects is data: its entries aren't entered one by one.
@@ -37,8 +41,18 @@ CONTAINER_TYPES = frozenset(
     {list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter}
 )
 _CONTAINER_BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
-# Classes of the standard library whose instances are nothing but their attributes.
-_STDLIB_TYPES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+# Classes of the standard library whose instances are nothing but their attributes; those of its
+# other modules are handles of a process: threads, loggers, files.
+_STDLIB_TYPES = (types.SimpleNamespace, argparse.Namespace, threading.local)
+_STDLIB_MODULES = frozenset({"collections", "queue", "weakref", "fractions"})
+# C code that holds one object and nothing else.
+_HOLDERS: dict[type, str] = {
+    types.BuiltinMethodType: "__self__",
+    types.MethodWrapperType: "__self__",
+    memoryview: "obj",
+    functools._lru_cache_wrapper: "__wrapped__",  # what it has cached is a matter of speed
+    functools.cached_property: "func",
+}
 # Parts of torch whose instances hold state of a run in attributes; its other classes wrap C++.
 _TORCH_MODULES = ("torch.utils.data", "torch.nn", "torch.optim", "torch._dynamo.eval_frame")
 _ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
@@ -47,11 +61,14 @@ _ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _ATTRIBUTES_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {
     "_opt_called"
 }
+_ATTRIBUTES_OF_OPTIMIZERS_IN_ORDER = sorted(_ATTRIBUTES_OF_OPTIMIZERS)
 # Caches of a torchmetrics metric, and its count of updates, which a reset sets to 0.
 _ATTRIBUTES_OF_METRICS = frozenset(
     {"_cache", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_update_count"}
 )
 _EVENTLOOP_MODULES = ("eventloop.data", "eventloop.task")
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PREFIX_OF_DYNAMO = "_dynamo_"  # of what torch.compile notes at a tensor
 _ATTRIBUTES_OF_LOADERS = frozenset({"_iterator"})  # workers that persist
 
 
@@ -101,10 +118,12 @@ def walk(
     names = names or {}
     places: dict[str, Location] = {}
     objects: dict[str, Any] = {}
-    seen: set[int] = set()
+    # A method of theirs, random.random say, leads to them; they are saved by themselves.
+    seen = set(map(id, objects_of_global_generators()))
     root_ids = set(map(id, roots.values()))
     waiting = deque(Location(name, "", root) for name, root in roots.items())
-    while waiting and len(seen) < MAX_OBJECTS:
+    num_entered = 0
+    while waiting and num_entered < MAX_OBJECTS:
         place = waiting.popleft()
         places[place.path] = place
         value = place.value
@@ -118,6 +137,7 @@ def walk(
             path = names.get(id(value), place.path)
             objects[path] = value
             if enters:
+                num_entered += 1
                 waiting.extend(_parts_of(value, path))
     return Walk(places, objects, not waiting)
 
@@ -132,7 +152,22 @@ def has_identity(value: Any) -> bool:
         or kind in (bytearray, array.array)
         or isinstance(value, Tensor)
         or is_generator(value)
-        or (kind.__module__ == "numpy" and kind.__name__ == "ndarray")
+        or is_array(value)
+        or is_seed_source(value)
+    )
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether a value is an array of NumPy, of any class."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_seed_source(value: Any) -> bool:
+    """Returns whether a value is a bit generator of NumPy, or a sequence of seeds."""
+    numpy_random = sys.modules.get("numpy.random")
+    return numpy_random is not None and isinstance(
+        value, (numpy_random.BitGenerator, numpy_random.SeedSequence)
     )
 
 
@@ -143,17 +178,27 @@ def is_entered(value: Any, depth: int = 0) -> bool:
         depth: how many containers surround it.
     """
     kind: Any = type(value)
-    if kind in PLAIN_TYPES or isinstance(value, (types.ModuleType, Tensor, Enum)):
+    if kind in PLAIN_TYPES or isinstance(value, (types.ModuleType, Enum)):
         return False
+    if isinstance(value, Tensor):
+        return kind in (Tensor, nn.Parameter) and bool(vars(value) or _hooks_of_tensor(value))
     if kind in CONTAINER_TYPES:
         return not is_value_container(value, depth)
     if isinstance(value, type):
         return is_own_code(value.__module__) and not issubclass(value, Enum)
-    if is_generator(value):
-        return False
+    if is_array(value):
+        return value.dtype.hasobject or bool(_attributes_of(value))
+    if is_generator(value) or is_seed_source(value):
+        return bool(_attributes_of(value)) and is_own_code(kind.__module__)
     if kind is types.FunctionType:
         return is_own_code(value.__module__)
-    if kind in (types.MethodType, functools.partial):
+    if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+        return not isinstance(value.__self__, (types.ModuleType, type, types.NoneType))
+    if kind in (types.MethodType, functools.partial, functools.partialmethod, property):
+        return True
+    if kind in (types.MappingProxyType, contextvars.ContextVar) or kind in _HOLDERS:
+        return True
+    if isinstance(value, weakref.ref):
         return True
     return _is_entered_class(kind) and (_attributes_of(value) is not None or bool(slots_of(kind)))
 
@@ -176,6 +221,8 @@ def _is_value(entry: Any, depth: int) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_own_code(module_name: str | None) -> bool:
     """Returns whether a module is the user's: neither installed nor a part of Python."""
+    if not isinstance(module_name, str | None):
+        return False  # a class of C code may have a descriptor there
     root = (module_name or "").partition(".")[0]
     if root in sys.stdlib_module_names or root in ("torch", "eventloop"):
         return root == "__main__"
@@ -204,6 +251,8 @@ def _is_entered_class(kind: Any) -> bool:
         return module_name.startswith(_TORCH_MODULES)
     if root == "eventloop":  # the loop's own objects save their state by themselves
         return module_name.startswith(_EVENTLOOP_MODULES)
+    if root in _STDLIB_MODULES:
+        return True
     return root == "__main__" or root not in (*sys.stdlib_module_names, "numpy")
 
 
@@ -223,7 +272,25 @@ def _parts_of(whole: Any, path: str) -> Iterator[Location]:
     elif kind is types.MethodType:
         yield Location(f"{path}.__self__", path, whole.__self__)
         yield Location(f"{path}.__func__", path, whole.__func__)
-    elif kind is functools.partial:
+    elif kind in _HOLDERS:
+        name = _HOLDERS[kind]
+        yield Location(f"{path}.{name}", path, getattr(whole, name))
+    elif kind is types.MappingProxyType:
+        yield Location(f"{path}.<mapping>", path, gc.get_referents(whole)[0])
+    elif isinstance(whole, weakref.ref):
+        yield Location(f"{path}()", path, weakref.ref.__call__(whole))
+    elif kind is contextvars.ContextVar:
+        yield Location(f"{path}.get()", path, whole.get(None), whole.set)
+    elif kind is property:
+        for name in ("fget", "fset", "fdel"):
+            yield Location(f"{path}.{name}", path, getattr(whole, name))
+    elif isinstance(whole, Tensor):
+        yield from _attribute_locations(whole, path)
+        yield from _hooks_of_tensor(whole, path)
+    elif is_array(whole) and whole.dtype.hasobject:
+        for idx, entry in enumerate(whole.flat if whole.size <= MAX_ENTRIES else ()):
+            yield Location(f"{path}[{idx}]", path, entry)
+    elif kind in (functools.partial, functools.partialmethod):
         yield Location(f"{path}.func", path, whole.func)
         yield Location(f"{path}.args", path, whole.args)
         yield Location(f"{path}.keywords", path, whole.keywords)
@@ -237,6 +304,26 @@ def _parts_of(whole: Any, path: str) -> Iterator[Location]:
         for base in kind.__mro__:
             if is_own_code(base.__module__):
                 yield Location(f"{base.__module__}:{base.__qualname__}", path, base)
+
+
+def _hooks_of_tensor(tensor: Tensor, path: str = "") -> list[Location]:
+    """Returns the places of functions that are called with a tensor's gradient."""
+    hooks = []
+    for name in _HOOKS_OF_TENSORS:
+        for idx, hook in enumerate((getattr(tensor, name, None) or {}).values()):
+            hooks.append(Location(f"{path}.{name}[{idx}]", path, hook))
+    return hooks
+
+
+def _hooks_in(
+    attributes: Mapping[str, Any], names: Collection[str], path: str
+) -> Iterator[Location]:
+    """Yields the functions in the hook registries of a module or an optimizer."""
+    for name in names:
+        registry = attributes.get(name)
+        if isinstance(registry, dict) and "hook" in name:
+            for idx, hook in enumerate(registry.values()):
+                yield Location(f"{path}.{name}[{idx}]", path, hook)
 
 
 def _entries_of(container: Any, path: str) -> Iterator[Location]:
@@ -277,8 +364,12 @@ def _attribute_locations(
     skipped = {*skipped, *_skipped_attributes(whole)}
     attributes = _attributes_of(whole)
     for name, value in (attributes or {}).items():
+        if name.startswith(_PREFIX_OF_DYNAMO):
+            continue
         if name not in skipped and not _is_dunder(name):
             yield attribute_location(whole, name, path, value)
+    if isinstance(whole, torch.optim.Optimizer):
+        yield from _hooks_in(attributes or {}, _ATTRIBUTES_OF_OPTIMIZERS_IN_ORDER, path)
     for name, member in _slots_of_instance(whole).items():
         try:
             value = member.__get__(whole)
@@ -308,6 +399,8 @@ def is_attribute(whole: Any, name: str) -> bool:
     if not name.isidentifier() or _is_dunder(name) or _attributes_of(whole) is None:
         return False
     of_class = inspect.getattr_static(type(whole), name, None)
+    if isinstance(of_class, functools.cached_property):
+        return True
     return not callable(of_class) and not hasattr(type(of_class), "__get__")
 
 
@@ -326,9 +419,12 @@ def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
         state_names = getattr(module, "_defaults", ())  # the state of a torchmetrics metric
         skipped = {*_ATTRIBUTES_OF_MODULES, *_ATTRIBUTES_OF_METRICS, *state_names}
         yield from _attribute_locations(module, path, skipped)
-        for name in sorted(module._non_persistent_buffers_set):
+        for name, buffer in module._buffers.items():
             assign = functools.partial(module._buffers.__setitem__, name)
-            yield Location(f"{path}.{name}", path, module._buffers.get(name), assign)
+            yield Location(f"{path}.{name}", path, buffer, assign)
+        for name, parameter in module._parameters.items():
+            yield Location(f"{path}.{name}", path, parameter)
+    yield from _hooks_in(vars(module), sorted(_ATTRIBUTES_OF_MODULES), path)
     for name, submodule in module._modules.items():
         if submodule is not None:
             # A compiled module has the paths of the plain one.
@@ -350,6 +446,8 @@ def _cells_of(function: types.FunctionType, path: str) -> Iterator[Location]:
             yield Location(f"{path}.{name}", path, value, assign)
     for idx, value in enumerate(function.__defaults__ or ()):
         yield Location(f"{path}.<default {idx}>", path, value)
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield Location(f"{path}.<default {name}>", path, value)
 
 
 def _class_places(kind: type, path: str) -> Iterator[Location]:
@@ -359,9 +457,21 @@ def _class_places(kind: type, path: str) -> Iterator[Location]:
         if isinstance(function, types.FunctionType):
             yield from _cells_of(function, f"{path}.{name}")
             yield from _globals_of(function, path)
-        elif not _is_dunder(name) and not hasattr(type(value), "__get__"):
-            assign = functools.partial(type.__setattr__, kind, name)
-            yield Location(f"{path}.{name}", path, value, assign)
+        elif hasattr(type(value), "__get__"):
+            if not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+                yield Location(f"{path}.{name}", path, value)
+        elif not _is_dunder(name):
+            yield class_attribute_location(kind, name, path, value)
+    if is_own_code(type(kind).__module__):
+        metaclass = type(kind)
+        yield Location(f"{metaclass.__module__}:{metaclass.__qualname__}", path, metaclass)
+
+
+def class_attribute_location(kind: type, name: str, path: str, value: Any = None) -> Location:
+    """Returns the place of an attribute of a class, which may not exist yet."""
+    assign = functools.partial(type.__setattr__, kind, name)
+    delete = functools.partial(type.__delattr__, kind, name)
+    return Location(f"{path}.{name}", path, value, assign, delete)
 
 
 def _globals_of(function: types.FunctionType, path: str) -> Iterator[Location]:
@@ -389,8 +499,9 @@ def _is_dunder(name: str) -> bool:
 
 
 def _attributes_of(value: Any) -> dict[str, Any] | None:
+    read = threading.local if isinstance(value, threading.local) else object
     try:
-        attributes = object.__getattribute__(value, "__dict__")
+        attributes = read.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
     return attributes if type(attributes) is dict else None
@@ -405,11 +516,11 @@ def _slots_of_instance(whole: Any) -> dict[str, types.MemberDescriptorType]:
 def slots_of(kind: Any) -> dict[str, types.MemberDescriptorType]:
     """Returns the descriptors of `__slots__` by name, those of base classes among them."""
     members: dict[str, types.MemberDescriptorType] = {}
-    for base in reversed(kind.__mro__):
+    for base in kind.__mro__:
         if "__slots__" in vars(base):
-            members |= {
-                name: member
-                for name, member in vars(base).items()
-                if isinstance(member, types.MemberDescriptorType)
-            }
+            for name, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    # A class may have a slot that hides the one of its base class.
+                    is_hidden = name in members
+                    members[f"{base.__name__}::{name}" if is_hidden else name] = member
     return members
