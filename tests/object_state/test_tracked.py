@@ -104,6 +104,19 @@ def test_a_tensor_is_restored_in_place():
     assert actual == expected == ([0, 0, 0, 7], [0, 7])
 
 
+def test_a_function_that_the_start_of_a_process_assigns_is_not_lost():
+    """A plugin does it again when the run is resumed; one that is assigned later is named."""
+    root = SimpleNamespace(step=None, filter=None)
+    objects = TrackedObjects({"root": root})
+
+    root.step = lambda: 1
+    assert objects.state_dict()["lost"] == {}
+    assert objects.state_dict()["lost"] == {}
+
+    root.filter = lambda: 2
+    assert objects.state_dict()["lost"].keys() == {"root.filter"}
+
+
 @pytest.mark.parametrize(
     "late",
     [
@@ -118,6 +131,7 @@ def test_what_is_made_in_the_run_and_can_not_be_saved_is_named(late):
     """By its path, with its type."""
     root = SimpleNamespace(parts=[SimpleNamespace(handle=None)])
     objects = TrackedObjects({"root": root})
+    objects.state_dict()
 
     root.parts[0].handle = late()
 

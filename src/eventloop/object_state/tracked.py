@@ -13,6 +13,7 @@ import io
 import itertools
 import logging
 import threading
+import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +65,7 @@ _HANDLES = (
     type(threading.Lock()),
     type(threading.RLock()),
 )
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
 _IO_TYPES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedReader, io.FileIO)
 _NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
 _NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
@@ -114,6 +116,8 @@ class TrackedObjects:
             path: (fingerprint(place.value), place.owner, place.delete is not None)
             for path, place in built.places.items()
         }
+        self._code_of_start: dict[str, Any] = {}
+        self._has_saved = False
         self._classes = _classes_in(built.places.values())
         self._contents = {
             path: fingerprint_of_contents(value)
@@ -173,6 +177,9 @@ class TrackedObjects:
             is_due = path not in self._places or self._places[path][0] != fingerprint(place.value)
             if not is_due and (only_changes or type(place.value) not in PLAIN_TYPES):
                 continue
+            if isinstance(place.value, _CODE) and self._is_of_start(path, place.value):
+                lost_owners.add(path)
+                continue
             with _noted(lost, path):
                 self._require_known_location(place)
                 if place.assign is not None:
@@ -187,6 +194,7 @@ class TrackedObjects:
         if not self._needs_all:
             lost = {path: lost[path] for path in self._iterators_in(current)}
         self.lost = lost if only_changes else {}
+        self._has_saved |= only_changes
         gone = [
             path
             for path, (_, owner, is_deletable) in self._places.items()
@@ -275,6 +283,12 @@ class TrackedObjects:
             except NotSavableError:
                 paths.append(path)
         return paths
+
+    def _is_of_start(self, path: str, code: Any) -> bool:
+        """Returns whether a function was there at the first save: the start of a process puts it there."""
+        if not self._has_saved:
+            self._code_of_start[path] = code
+        return self._code_of_start.get(path) is code
 
     def _walk(self) -> Walk:
         return walk(self._roots, self._apart, self._paths)
