@@ -161,12 +161,15 @@ class TrackedObjects:
                     nest["built_shape"] = list(self._shapes[path])
                 contents[path] = nest
         values: dict[str, Encoded] = {}
+        weight_ids = self._weight_ids()
         lost_owners: set[str] = set()
         for path, place in current.places.items():
             if place.owner in lost_owners:
                 lost_owners.add(path)
                 continue
-            if path in self._weight_paths or _gives_nothing(place.value):
+            if path in self._weight_paths or id(place.value) in weight_ids:
+                continue
+            if _gives_nothing(place.value):
                 continue
             if place.assign is None and path in self._places:
                 if self._places[path][0] != fingerprint(place.value):
