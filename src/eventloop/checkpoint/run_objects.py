@@ -46,11 +46,13 @@ class RunObjects:
         roots |= {
             f"eval_dataloaders.{name}": loader for name, loader in state.eval_dataloaders.items()
         }
-        roots["task"] = self._task
+        # A task that is an object with hooks is a plugin, which saves its state by itself.
+        if type(self._task).__module__.startswith("eventloop.task."):
+            roots["task"] = self._task
         self._objects = TrackedObjects(
             roots,
             # A hook of a model may be a method of a plugin, which saves its state by itself.
-            apart=[*_parts_of_train_data(state), *state.plugins.values(), state],
+            apart=[*_parts_of_train_data(state), *state.plugins.values(), state, self._task],
             weights=lambda: _weights_of(state),
             device=state.device,
         )

@@ -51,6 +51,7 @@ from eventloop.object_state.walk import (
     is_array,
     is_attribute,
     is_entered,
+    is_of_trainer,
     is_seed_source,
     walk,
 )
@@ -535,6 +536,9 @@ def _gives_nothing(value: Any) -> bool:
     """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
     if type(value) in _IO_TYPES:
         return bool(value.closed) or not value.readable()
+    # The objects of a trainer, to which a module may refer, are made at each start.
+    if is_of_trainer(type(value).__module__) and not is_entered(value):
+        return True
     return isinstance(value, _HANDLES)
 
 

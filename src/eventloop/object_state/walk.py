@@ -69,6 +69,14 @@ _ATTRIBUTES_OF_METRICS = frozenset(
 _EVENTLOOP_MODULES = ("eventloop.data", "eventloop.task")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PREFIX_OF_DYNAMO = "_dynamo_"  # of what torch.compile notes at a tensor
+_OTHER_TRAINERS = ("accelerate", "composer", "lightning", "pytorch_lightning")
+_TRAINED_OR_READ = (
+    nn.Module,
+    torch.optim.Optimizer,
+    torch.utils.data.Dataset,
+    torch.utils.data.Sampler,
+    torch.utils.data.DataLoader,
+)
 _ATTRIBUTES_OF_LOADERS = frozenset({"_iterator"})  # workers that persist
 
 
@@ -253,7 +261,19 @@ def _is_entered_class(kind: Any) -> bool:
         return module_name.startswith(_EVENTLOOP_MODULES)
     if root in _STDLIB_MODULES:
         return True
+    if is_of_trainer(module_name):
+        return issubclass(kind, _TRAINED_OR_READ)
     return root == "__main__" or root not in (*sys.stdlib_module_names, "numpy")
+
+
+def is_of_trainer(module_name: str) -> bool:
+    """Returns whether a module belongs to a plugin's package or to another trainer.
+
+    Of their objects only those are entered that a run trains or reads: the others save their state by
+    themselves, or are made at each start.
+    """
+    root = module_name.partition(".")[0]
+    return root.startswith("eventloop") or root in _OTHER_TRAINERS
 
 
 # The parts of an object
