@@ -537,7 +537,8 @@ def _gives_nothing(value: Any) -> bool:
     if type(value) in _IO_TYPES:
         return bool(value.closed) or not value.readable()
     # The objects of a trainer, to which a module may refer, are made at each start.
-    if is_of_trainer(type(value).__module__) and not is_entered(value):
+    module_name: object = type(value).__module__  # a descriptor, of functions of C
+    if isinstance(module_name, str) and is_of_trainer(module_name) and not is_entered(value):
         return True
     return isinstance(value, _HANDLES)
 
