@@ -67,6 +67,8 @@ def test_a_plugin_that_has_forgotten_stops_elsewhere(tmp_path, runs):
     assert last_checkpoint(tmp_path).batch > runs.whole.batch
 
 
+# Whether that checkpoint was complete when the process died is a matter of time.
+@pytest.mark.filterwarnings("ignore:nothing was trained")
 def test_killed_between_the_decision_and_the_end_it_stops_at_once(tmp_path, runs):
     """The checkpoint of that batch is there; trained on, the run would be another one."""
     fit_and_die(fit, tmp_path, runs.whole.batch, *runs.args, DiesLater)
