@@ -156,11 +156,11 @@ def adds_parameter(state):
 
 
 def adds_module(state):
-    state.model.late = nn.BatchNorm1d(3)
+    state.model.late = nn.BatchNorm1d(3).to(state.device)
 
 
 def resizes(state):
-    state.model[0].weight = nn.Parameter(torch.zeros(3, 5))
+    state.model[0].weight = nn.Parameter(torch.zeros(3, 5, device=state.device))
 
 
 def adds_foreign_group(state):
@@ -200,7 +200,8 @@ def test_what_a_resumed_run_can_not_make_again_is_named_at_the_first_save(
         run_dir=tmp_path / "run",
     )
     if change is resizes:
-        trainer.state.model.forward = lambda inputs: inputs @ torch.ones(3, 3, requires_grad=True)
+        weight = torch.ones(3, 3, device=trainer.state.device, requires_grad=True)
+        trainer.state.model.forward = lambda inputs: inputs @ weight
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

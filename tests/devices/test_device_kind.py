@@ -128,3 +128,15 @@ def test_what_a_module_lacks_is_left_out(kind):
     bare.select()
 
     assert bare.is_opened() == torch.accelerator.is_available()
+
+
+def test_plain_tensors_are_of_the_class_that_the_device_makes(kind, monkeypatch):
+    """A device that is implemented in Python has tensors of a class of its own."""
+
+    class OfDevice(torch.Tensor):
+        pass
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).as_subclass(OfDevice))
+
+    assert kind().tensor_class is OfDevice

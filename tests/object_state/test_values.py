@@ -139,6 +139,10 @@ def test_iterators_with_a_position_go_on():
     ]
 
 
+class OtherTensor(torch.Tensor):
+    """May mean other things by its values than a plain tensor."""
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -149,6 +153,7 @@ def test_iterators_with_a_position_go_on():
         np.array([object()]),
         torch.zeros(2, 2).to_sparse(),
         torch.zeros(2, device="meta"),
+        torch.zeros(2).as_subclass(OtherTensor),
         [{"deep": open}],
     ],
     ids=lambda value: type(value).__name__,

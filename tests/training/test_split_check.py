@@ -124,7 +124,7 @@ def test_what_modules_keep_by_themselves_is_as_if_the_loss_had_not_been_compared
             self.latest = inputs
             self.queue = torch.cat([self.queue, inputs[:1]])
             noise = torch.randn(inputs.shape, generator=self.generator)
-            return super().forward(inputs + noise)
+            return super().forward(inputs + noise.to(inputs.device))
 
     trainer = make_trainer(
         make_task(model=Keeps, loss=cross_entropy, train_dataloader=BATCHES), microbatch_size=4

@@ -34,6 +34,11 @@ class DeviceKind:
         """Torch's module with the device's streams and events; None where copies wait."""
         return None
 
+    @cached_property
+    def tensor_class(self) -> type[Tensor]:
+        """The class of plain tensors on the device, which may be implemented in Python."""
+        return type(torch.empty(0, device=self.device))
+
     @property
     def sum_dtype(self) -> torch.dtype:
         """The dtype in which losses and metrics are added up on the device."""

@@ -241,8 +241,10 @@ def encode_tensor(tensor: Tensor) -> Encoded:
 
 def is_plain_tensor(tensor: Tensor) -> bool:
     """Returns whether a tensor's entries are values in rows of the same length, all on this rank."""
-    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return is_plain and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    classes = (Tensor, torch.nn.Parameter)
+    is_plain = type(tensor) in classes or type(tensor) is kind_of(tensor.device).tensor_class
+    is_dense = tensor.layout is torch.strided
+    return is_plain and is_dense and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
 def encode_generator(generator: Any) -> Encoded:
