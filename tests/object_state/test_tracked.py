@@ -409,3 +409,33 @@ def test_a_file_to_read_is_named():
         objects = TrackedObjects({"root": SimpleNamespace(file=file)})
 
         assert list(objects.state_dict()["lost"]) == ["root.file"]
+
+
+class Looks:
+    """Keeps facts about the tensors that it has seen, each made anew when it is read."""
+
+    def __init__(self):
+        self.device = torch.device("cpu")
+        self.shape = self.dtype = None
+
+    def look(self, tensor):
+        self.device = torch.device(str(tensor.device))
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+
+
+def test_facts_about_tensors_are_values():
+    """Equal ones are no change, however often they are made; others are restored."""
+    looks = Looks()
+    objects = TrackedObjects({"looks": looks})
+    looks.device = torch.device("cpu", None)
+
+    assert objects.state_dict()["values"] == {}
+    looks.look(torch.zeros(2, 3, dtype=torch.float64))
+    state = objects.state_dict()
+    assert state["lost"] == {}
+    other = Looks()
+    TrackedObjects({"looks": other}).load_state_dict(state)
+
+    assert (other.shape, other.dtype) == (torch.Size([2, 3]), torch.float64)
+    assert other.device == torch.device("cpu")

@@ -29,6 +29,7 @@ from eventloop.errors import a, first_of
 from eventloop.naming import full_name
 from eventloop.object_state.values import (
     MAX_BYTES,
+    TORCH_VALUES,
     Decoder,
     Encoded,
     Encoder,
@@ -426,7 +427,7 @@ def fingerprint(value: Any) -> Any:
     kind = type(value)
     if kind in (float, complex):
         return kind, repr(value)  # a NaN is equal to itself
-    if kind in PLAIN_TYPES:
+    if kind in PLAIN_TYPES or kind in TORCH_VALUES:
         return kind, value
     if kind in (tuple, frozenset):
         return kind, _fingerprint_of_entries(value)
@@ -554,7 +555,7 @@ def _is_replaceable(current: Any, value: Any) -> bool:
     """Returns whether a saved value may replace an object: not code, nor one of another class."""
     return (
         type(current) is type(value)
-        or type(current) in PLAIN_TYPES
+        or type(current) in PLAIN_TYPES | TORCH_VALUES
         or isinstance(current, (tuple, frozenset, Enum))
         or has_identity(current)
         or (

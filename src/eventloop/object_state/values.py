@@ -56,6 +56,11 @@ _GENERATORS = ("Random", "Generator", "RandomState")
 _FACTORIES: dict[str, Any] = {
     kind.__name__: kind for kind in (list, dict, set, int, float, bool, str, deque, Counter)
 }
+# Values of torch that are equal if they are written alike, however often they are made.
+TORCH_VALUES = frozenset({torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format})
+_TORCH_CONSTANTS = {
+    str(value): value for value in vars(torch).values() if type(value) in TORCH_VALUES
+}
 _NUMBERS = "biufcmM"  # kinds of NumPy's dtypes whose entries are numbers
 _SEQUENCES: tuple[Any, ...] = ([], (), range(0), range(2**70), "", b"")
 _ITERATORS = tuple(
@@ -167,6 +172,8 @@ class Encoder:
                 "name": value._name_,
                 "flags": value._value_ if isinstance(value, Flag) else None,
             }
+        if kind in TORCH_VALUES:
+            return _encode_torch_value(value)
         if (nest := _encode_number(value)) is not None:
             return nest
         if (nest := self._encode_iterator(value, depth)) is not None:
@@ -296,6 +303,14 @@ def _fill_seed_source(source: Any, nest: Encoded) -> None:
     if not 0 <= num_due <= _MAX_SPAWNED:
         raise NotSavableError(f"{num_due} more seeds can't be spawned")
     source.spawn(num_due)
+
+
+def _encode_torch_value(value: Any) -> Encoded:
+    if isinstance(value, torch.Size):
+        return {"kind": "size", "items": list(value)}
+    if isinstance(value, torch.device):
+        return {"kind": "device", "is_host": kind_of(value).is_host}
+    return {"kind": "torch constant", "name": str(value)}
 
 
 def _library_of(generator: Any) -> str:
@@ -451,6 +466,12 @@ class Decoder:
                 return _decode_numpy(nest)
             case "numpy scalar":
                 return _decode_numpy(nest)[()]
+            case "size":
+                return torch.Size(map(operator.index, nest["items"]))
+            case "device":
+                return torch.device("cpu") if nest["is_host"] else self._device
+            case "torch constant":
+                return _TORCH_CONSTANTS[nest["name"]]
             case "enum":
                 return self._enum(nest, predecessor)
             case "generator":
