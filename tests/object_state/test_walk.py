@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -155,3 +157,21 @@ def test_the_global_generators_are_not_entered():
     generators = [value for value in objects if isinstance(value, random.Random)]
     assert generators == [root.own.__self__]
     assert not any(isinstance(value, np.random.RandomState) for value in objects)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_package_is_the_users_unless_it_is_installed(is_installed, tmp_path, monkeypatch):
+    """Into any folder, also one that pip has filled with --target."""
+    package = tmp_path / f"of_somebody_{is_installed}"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "inner" / "__init__.py").touch()
+    (package / "inner" / "code.py").touch()
+    if is_installed:
+        (tmp_path / "of_somebody-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    for name in (package.name, f"{package.name}.inner", f"{package.name}.inner.code"):
+        importlib.import_module(name)
+        assert module.is_own_code(name) is not is_installed
+        monkeypatch.delitem(sys.modules, name)

@@ -240,13 +240,23 @@ def is_own_code(module_name: str | None) -> bool:
     parts = Path(path).parts
     if "site-packages" in parts or "dist-packages" in parts:
         return False
-    return not any(Path(path).is_relative_to(folder) for folder in _installed_folders())
+    if any(Path(path).is_relative_to(folder) for folder in _installed_folders()):
+        return False
+    depth = (module_name or "").count(".") + (Path(path).name == "__init__.py")
+    folders = Path(path).parents
+    return not _has_distributions(folders[min(depth, len(folders) - 1)])
 
 
 @functools.cache
 def _installed_folders() -> frozenset[str]:
     named = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
     return frozenset({*named, *site.getsitepackages(), site.getusersitepackages()})
+
+
+@functools.lru_cache(maxsize=256)
+def _has_distributions(folder: Path) -> bool:
+    """Returns whether packages are installed into a folder, by `pip install --target` say."""
+    return next(folder.glob("*.dist-info"), None) is not None
 
 
 @functools.lru_cache(maxsize=4096)
