@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from eventloop.batch_limits import LimitBatches, Overfit
-from eventloop.data.combined import FirstBatches, known_length
+from eventloop.data.combined import FirstBatches
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import Processes
 
@@ -40,7 +40,7 @@ def test_a_limited_loader_knows_its_length_where_the_loader_does(dataloader, lim
     """Fractions of an epoch, and of the run, are counted with it."""
     first = FirstBatches(dataloader, limit)
 
-    assert known_length(first) == length
+    assert first.num_batches == length
 
 
 def test_a_limited_loader_tells_its_sampler_the_epoch():

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from eventloop.clock import Clock, Time, resolve
 from eventloop.data import batches
 from eventloop.data.batches import Count
-from eventloop.data.loaders import training_pass
+from eventloop.data.training_pass import training_pass
 from eventloop.errors import PluginError, a, closest
 from eventloop.naming import fold
 from eventloop.rng import kept_generators, seed_of

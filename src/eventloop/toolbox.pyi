@@ -34,7 +34,7 @@ from .data.batches import (
     with_inputs as with_inputs,
     with_targets as with_targets,
 )
-from .data.combined import known_length as known_length
+from .data.loaders import known_length as known_length
 from .data.microbatch_splitting import split as split
 from .data.microbatches import Microbatches as Microbatches
 from .data.sample_seeds import reads_batches as reads_batches

@@ -11,8 +11,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.checkpoint.schema import POSITION
 from eventloop.data import cycled, zipped
-from eventloop.data.combined import known_length, sample_counter, split_batch
 from eventloop.data.feed import Feed
+from eventloop.data.loaders import loader_of
 from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 
@@ -233,7 +233,7 @@ def test_batches_come_side_by_side_until_the_shortest_ends():
 )
 def test_the_length_is_that_of_the_shortest_that_ends(make, length):
     """Where each that ends has one."""
-    assert known_length(make()) == length
+    assert loader_of(make()).num_batches == length
     assert feed_of(make()).num_batches == length
 
 
@@ -332,6 +332,6 @@ def test_zipped_loaders_within_others_count_by_their_first(by_name):
     loader = zipped(large=large, small=small) if by_name else zipped(large, small)
 
     for nested in (cycled(loader), zipped(loader, small), cycled(zipped(loader, cycled(small)))):
-        assert sample_counter(nested)(next(iter(nested))) == 4
-    pieces = split_batch(cycled(loader), next(iter(loader)), 2)
+        assert nested.num_samples(next(iter(nested))) == 4
+    pieces = cycled(loader).split(next(iter(loader)), 2)
     assert len(pieces) == 2

@@ -248,7 +248,7 @@ def test_nothing_is_read_again(kind):
 
     def make():
         loader = LOADERS[kind]()
-        inner = loader.dataloader if isinstance(loader, FirstBatches) else loader
+        inner = loader.part.dataloader if isinstance(loader, FirstBatches) else loader
         read.append(inner.dataset.read)
         return loader
 

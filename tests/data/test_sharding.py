@@ -17,13 +17,16 @@ from torch.utils.data import (
 )
 
 from eventloop import TaskError
-from eventloop.data.combined import tell_epoch
-from eventloop.data.sharding import (
-    RankPart,
-    sharded_for_evaluation,
-    sharded_for_training,
-    shared_order,
-)
+from eventloop.data.loaders import loader_of
+from eventloop.data.sharding import RankPart, shared_order
+
+
+def sharded_for_training(dataloader, state):
+    return loader_of(dataloader).training_shard(state)
+
+
+def sharded_for_evaluation(dataloader, state):
+    return loader_of(dataloader).evaluation_shard(state)
 
 
 def orders(seed, num_epochs=3, num_ranks=2):
@@ -135,7 +138,7 @@ def test_a_sampler_within_others_is_told_the_epoch(num_ranks, by_batches):
 
     for epoch in range(3):
         for one in loaders:
-            tell_epoch(one, epoch)
+            loader_of(one).set_epoch(epoch)
         firsts = [next(iter(one))[0].item() for one in loaders]
 
         second = 2 if by_batches else 1
@@ -153,7 +156,7 @@ def test_batches_of_a_sampler_that_knows_its_rank_are_split_once(shard):
         seen += torch.cat([*shard(loader, state_of(rank))]).tolist()
 
     assert sorted(seen) == list(range(16))
-    assert shared_order(loader) == {"kind": "its own batches", "ranks": 2}
+    assert shared_order(loader_of(loader)) == {"kind": "its own batches", "ranks": 2}
 
 
 class Scaled(DataLoader):

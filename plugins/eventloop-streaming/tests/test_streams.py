@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.data.sample_order import Order
+from eventloop.data.sampling_state import SamplingState
 from eventloop_streaming import Batches, Mixed, Permuted, Shards, Shuffled, Sliced, StreamState
 
 SAMPLES = list(range(40))
@@ -239,8 +240,8 @@ def test_a_run_in_the_middle_of_a_permutation_computes_none_of_what_was_taken(mo
         return encrypted(self, indices)
 
     monkeypatch.setattr(Permuted, "_encrypted", counted)
-    order = Order(BatchSampler(Permuted(10**9), 1_000, drop_last=False), None)
-    start = order.rng_state(with_global=True)
+    order = Order(BatchSampler(Permuted(10**9), 1_000, drop_last=False), None, SamplingState({}))
+    start = order.state.state_dict(with_global=True)
 
     order.seek(start, 500_000, None)
 

@@ -42,7 +42,7 @@ from eventloop.training.tensor_slices import TensorSlice, holds_slices
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates
     from eventloop.data.feed import Feeds
-    from eventloop.data.sampler_state import Stateful
+    from eventloop.data.sampling_state import Stateful
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
@@ -192,8 +192,7 @@ class Capture:
             with loading(f"{part}.{name}"):
                 one.load_state_dict(known[name])
         with loading(f"{part}.objects"):
-            if "objects" in known:  # not in checkpoints of version 0.1
-                self.objects.load_state_dict(known["objects"])
+            self.objects.load_state_dict(known["objects"])
         if own is not None:
             with loading(f"{part}.metrics"):
                 put_counts(state.metrics["train"], own["metrics"])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.data.combined import innermost
-from eventloop.data.sampler_state import samplers_of
+from eventloop.data.loaders import loader_of
+from eventloop.data.sampling_state import samplers_of
 from eventloop.errors import ResumeError, first_of
 from eventloop.fixes import allowing
 from eventloop.object_state.tracked import TrackedObjects
@@ -134,7 +134,8 @@ def require_nothing_lost(state: State, part: Mapping[str, Any], is_allowed: bool
 def _parts_of_train_data(state: State) -> Iterator[Any]:
     """Yields what the position in the train data has: the loaders, their samplers and data sets."""
     yield state.train_dataloader
-    for loader in innermost(state.train_dataloader):
+    for part_loader in loader_of(state.train_dataloader).innermost():
+        loader = part_loader.dataloader
         yield loader
         for name in ("dataset", "sampler", "batch_sampler"):
             part = getattr(loader, name, None)

@@ -197,11 +197,8 @@ TRAINING = keys(
 )
 
 OBJECTS = keys(contents=NAMED, values=NAMED, gone=each(STR), lost=by_name(STR))
-_SAMPLER = keys(
-    {"state": NAMED, "objects": OBJECTS, "generators": NAMED, "attributes": NAMED}, kind=STR
-)
-_PLACES = keys({"objects": OBJECTS, "stateful": by_name(_SAMPLER)})
-SAMPLING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR, "places": _PLACES})
+_STATEFUL = keys(kind=STR, state=NAMED)
+SAMPLING = keys({"shared": NAMED}, objects=OBJECTS, stateful=by_name(_STATEFUL))
 _SEED = optional(between(-(2**62), 2**62))
 
 

@@ -1,25 +1,23 @@
-"""Data loaders made of others: zipped, cycled, or limited to the first batches."""
+"""Data loaders that eventloop makes: of others, zipped, cycled or limited to the first batches, and of nothing."""
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
-
-from torch.utils.data import DataLoader, IterableDataset
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 from eventloop.data.batches import describe, num_samples
+from eventloop.data.loaders import Loader, loader_of
 from eventloop.data.microbatch_splitting import split, split_side_by_side
 from eventloop.data.microbatches import Microbatches
-from eventloop.data.sampler_state import samplers_of
-from eventloop.errors import TaskError, a, counted
+from eventloop.data.resumable_sources import CycledSource, Source, ZippedSource, shortest
+from eventloop.data.sample_seeds import seed_of_part
+from eventloop.data.too_few_batches import nothing_to_repeat
+from eventloop.errors import TaskError, a
 
-USED_UP = (
-    "use an iterable that can be iterated again, such as a list or a DataLoader; an iterator or a "
-    "generator is used up after one pass"
-)
+if TYPE_CHECKING:
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
 
 
 def zipped(*loaders: Any, **named: Any) -> Zipped:
@@ -36,15 +34,16 @@ def zipped(*loaders: Any, **named: Any) -> Zipped:
         TypeError: there are none, both kinds, or one that isn't iterable, or only once.
     """
     if len(loaders) == 1 and isinstance(loaders[0], Mapping):
-        named, loaders = {**loaders[0], **named}, ()
+        named = {**loaders[0], **named}
+        loaders = ()
     if bool(loaders) == bool(named):
         raise TypeError(
             "zipped takes data loaders, or data loaders by name: zipped(a, b), "
             "zipped(labelled=a, unlabelled=b)"
         )
-    parts = {str(idx): one for idx, one in enumerate(loaders)} or dict(named)
-    for name, one in parts.items():
-        _require_iterable(one, f"zipped: {name!r}")
+    parts = {str(idx): loader for idx, loader in enumerate(loaders)} or dict(named)
+    for name, loader in parts.items():
+        _require_iterable(loader, f"zipped: {name!r}")
     return Zipped(parts, by_name=bool(named))
 
 
@@ -61,7 +60,61 @@ def cycled(loader: Any) -> Cycled:
     return Cycled(loader)
 
 
-class Zipped:
+class Combined(Loader):
+    """A data loader that is made of others, and does with each of them what is asked of it.
+
+    Args:
+        parts: the data loaders by name, in order.
+
+    Attributes:
+        parts: likewise.
+        loaders: what is known of them.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = dict(parts)
+        self.loaders = {name: loader_of(part) for name, part in parts.items()}
+
+    @property
+    def dataloader(self) -> Self:
+        return self
+
+    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
+        """Returns one of other parts: those that `change` makes of a part and its number."""
+        raise NotImplementedError
+
+    @property
+    def may_shard_itself(self) -> bool:  # type: ignore[override]
+        """Whether only one of the parts itself can give each rank its part."""
+        return any(part.may_shard_itself for part in self.loaders.values())
+
+    def innermost(self) -> Iterator[Loader]:
+        for part in self.loaders.values():
+            yield from part.innermost()
+
+    def fresh_copy(self) -> Self:
+        return self.with_parts(lambda idx, part: part.fresh_copy())
+
+    def set_epoch(self, epoch: int) -> None:
+        for part in self.loaders.values():
+            part.set_epoch(epoch)
+
+    def training_shard(self, state: State, seed: int | None = None) -> Self:
+        seed = state.settings.seed if seed is None else seed
+        return self.with_parts(
+            lambda idx, part: part.training_shard(state, seed_of_part(seed, idx))
+        )
+
+    def evaluation_shard(self, state: State) -> Self:
+        if self.is_smaller_than(state.data_world_size):
+            return self
+        return self.with_parts(lambda idx, part: part.evaluation_shard(state))
+
+    def is_smaller_than(self, world_size: int) -> bool:
+        return any(part.is_smaller_than(world_size) for part in self.loaders.values())
+
+
+class Zipped(Combined):
     """What `zipped` returns.
 
     Args:
@@ -70,35 +123,46 @@ class Zipped:
     """
 
     def __init__(self, parts: Mapping[str, Any], *, by_name: bool) -> None:
-        self.parts = dict(parts)
+        super().__init__(parts)
         self.by_name = by_name
+
+    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
+        parts = {name: change(idx, part) for idx, (name, part) in enumerate(self.loaders.items())}
+        return type(self)(parts, by_name=self.by_name)
 
     @property
     def num_batches(self) -> int | None:
         """How many batches the shortest part has; None where that isn't known."""
-        return shortest(known_length(one) for one in self.parts.values() if not is_endless(one))
+        return shortest(part.num_batches for part in self.loaders.values() if not part.is_endless)
 
-    def with_parts(self, change: Callable[[int, Any], Any]) -> Zipped:
-        """Returns one of other parts: those that `change` makes of a part and its number."""
-        parts = {name: change(idx, one) for idx, (name, one) in enumerate(self.parts.items())}
-        return Zipped(parts, by_name=self.by_name)
+    @property
+    def is_endless(self) -> bool:  # type: ignore[override]
+        """Whether no part has an end."""
+        return all(part.is_endless for part in self.loaders.values())
+
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        sources = {}
+        for idx, (name, part) in enumerate(self.loaders.items()):
+            seed = None if sample_seed is None else seed_of_part(sample_seed, idx)
+            sources[name] = part.source(processes, seed)
+        return ZippedSource(self, sources)
 
     def side_by_side(self, iterators: Mapping[str, Iterator[Any]]) -> Iterator[Any]:
         """Yields batches made of one of each part, until one is exhausted."""
         # Those that end come first: else a batch of an endless one would be lost at the end.
-        order = sorted(iterators, key=lambda name: is_endless(self.parts[name]))
+        order = sorted(iterators, key=lambda name: self.loaders[name].is_endless)
         while True:
-            found = {}
+            drawn = {}
             for name in order:
                 try:
-                    found[name] = next(iterators[name])
+                    drawn[name] = next(iterators[name])
                 except StopIteration:
                     return
-            batches = {name: found[name] for name in self.parts}
-            for name, one in batches.items():
-                if isinstance(one, Microbatches):
+            batches = {name: drawn[name] for name in self.parts}
+            for name, batch in batches.items():
+                if isinstance(batch, Microbatches):
                     raise TaskError(
-                        f"zipped: {name!r} gave {describe(one)}, which belong to no part of the others",
+                        f"zipped: {name!r} gave {describe(batch)}, which belong to no part of the others",
                         fix="give zipped loaders of whole batches, without `collated`",
                     )
             yield batches if self.by_name else tuple(batches.values())
@@ -116,15 +180,15 @@ class Zipped:
             return split(batch, size)
         named = batch if self.by_name else dict(zip(self.parts, batch, strict=True))
         pieces = split_side_by_side(named, samples, size)
-        return list(pieces) if self.by_name else [tuple(one.values()) for one in pieces]
+        return list(pieces) if self.by_name else [tuple(piece.values()) for piece in pieces]
 
     def num_samples(self, batch: Any) -> int:
         """Returns the number of samples of a batch, which is that of its first part."""
         if not self._is_own(batch):
             return num_samples(batch)
-        parts = batch.values() if self.by_name else batch
-        first_loader = next(iter(self.parts.values()))
-        return sample_counter(first_loader)(next(iter(parts)))
+        batches = batch.values() if self.by_name else batch
+        first_part = next(iter(self.loaders.values()))
+        return first_part.num_samples(next(iter(batches)))
 
     def _is_own(self, batch: Any) -> bool:
         """Whether a batch has the parts of these loaders; a plugin may have put another in its place."""
@@ -133,63 +197,53 @@ class Zipped:
         return isinstance(batch, tuple) and len(batch) == len(self.parts)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.side_by_side({name: iter(one) for name, one in self.parts.items()})
+        iterators = {name: iter(part.dataloader) for name, part in self.loaders.items()}
+        return self.side_by_side(iterators)
 
 
-class Cycled:
-    """What `cycled` returns: it restarts a data loader whenever that is exhausted."""
+class _OfOne(Combined):
+    """A data loader that is made of another one, whose batches it yields."""
 
     def __init__(self, dataloader: Any) -> None:
-        self.dataloader = dataloader
+        super().__init__({"": dataloader})
 
-    def with_parts(self, change: Callable[[int, Any], Any]) -> Cycled:
-        """Returns one of another data loader, as `Zipped.with_parts` does."""
-        return Cycled(change(0, self.dataloader))
+    @property
+    def part(self) -> Loader:
+        """The other one."""
+        return self.loaders[""]
+
+    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
+        return type(self)(change(0, self.part))
+
+    def num_samples(self, batch: Any) -> int:
+        return self.part.num_samples(batch)
+
+    def split(self, batch: Any, size: int) -> list[Any]:
+        return self.part.split(batch, size)
+
+
+class Cycled(_OfOne):
+    """What `cycled` returns: it restarts a data loader whenever that is exhausted."""
+
+    is_endless = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing: its passes over the other one are counted apart from the run's epochs."""
+
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        return CycledSource(self, self.part.source(processes, sample_seed))
 
     def __iter__(self) -> Iterator[Any]:
         while True:
             is_empty = True
-            for batch in self.dataloader:
+            for batch in self.part.dataloader:
                 is_empty = False
                 yield batch
             if is_empty:
-                raise nothing_to_repeat(self.dataloader)
+                raise nothing_to_repeat(self.part)
 
 
-def sample_counter(dataloader: Any) -> Callable[[Any], int]:
-    """Returns the function that counts the samples of a data loader's batches."""
-    while isinstance(dataloader, (FirstBatches, Cycled)):
-        dataloader = dataloader.dataloader
-    return dataloader.num_samples if isinstance(dataloader, Zipped) else num_samples
-
-
-def split_batch(dataloader: Any, batch: Any, size: int) -> list[Any]:
-    """Splits a batch of a data loader into microbatches of `size` samples, the last smaller.
-
-    Raises:
-        TaskError: it can't be split.
-    """
-    while isinstance(dataloader, (FirstBatches, Cycled)):
-        dataloader = dataloader.dataloader
-    if isinstance(dataloader, Zipped):
-        return dataloader.split(batch, size)
-    if isinstance(dataloader, NoData) and batch == {}:
-        raise TaskError(
-            f"microbatch_size is {size}, but without a train data loader there is no batch to split",
-            fix="leave microbatch_size out, put a batch into `state.batch` in a plugin's `train_batch` "
-            "or `after_dataloader`, or implement the action split_batch",
-        )
-    return split(batch, size)
-
-
-class NoData:
-    """What a run without a data set iterates over: empty batches, without an end."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return ({} for _ in itertools.count())
-
-
-class FirstBatches:
+class FirstBatches(_OfOne):
     """The first batches of a data loader, each time it is iterated over.
 
     Args:
@@ -198,126 +252,53 @@ class FirstBatches:
     """
 
     def __init__(self, dataloader: Any, limit: int) -> None:
-        self.dataloader = dataloader
+        super().__init__(dataloader)
         self.limit = limit
+
+    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
+        return type(self)(change(0, self.part), self.limit)
 
     @property
     def num_batches(self) -> int | None:
-        """How many there are; None if that can't be relied on."""
-        length = known_length(self.dataloader)
+        length = self.part.num_batches
         return None if length is None else min(self.limit, length)
 
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        source = self.part.source(processes, sample_seed)
+        source.limit = self.limit
+        return source
+
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.dataloader), self.limit)
+        return itertools.islice(iter(self.part.dataloader), self.limit)
 
 
-def known_length(dataloader: Any) -> int | None:
-    """Returns the number of batches where it can be relied on: not that of an iterable data set."""
-    if isinstance(dataloader, (FirstBatches, Zipped)):
-        return dataloader.num_batches
-    if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
-        return None
-    try:
-        return len(dataloader) if isinstance(dataloader, (DataLoader, Sequence)) else None
-    except TypeError:  # of a sampler without a length
-        return None
+class NoData(Loader):
+    """What a run without a data set iterates over: empty batches, without an end."""
 
+    is_endless = True
+    may_shard_itself = False
 
-def is_endless(dataloader: Any) -> bool:
-    """Returns whether a data loader has no end: one that is cycled, or several that all are."""
-    if isinstance(dataloader, Zipped):
-        return all(map(is_endless, dataloader.parts.values()))
-    return isinstance(dataloader, (Cycled, NoData))
+    def __init__(self) -> None:
+        pass
 
+    @property
+    def dataloader(self) -> Self:
+        return self
 
-def is_map_style(dataloader: Any) -> bool:
-    """Returns whether a loader is torch's, or one like it, over a map-style data set."""
-    is_loader = isinstance(dataloader, DataLoader)
-    return is_loader and not isinstance(dataloader.dataset, IterableDataset)
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        return Source(self)
 
+    def split(self, batch: Any, size: int) -> list[Any]:
+        if batch != {}:
+            return split(batch, size)
+        raise TaskError(
+            f"microbatch_size is {size}, but without a train data loader there is no batch to split",
+            fix="leave microbatch_size out, put a batch into `state.batch` in a plugin's `train_batch` "
+            "or `after_dataloader`, or implement the action split_batch",
+        )
 
-def first_batch(dataloader: Any) -> tuple[Any, Any]:
-    """Returns the first batch, None if there is none, and a data loader that still yields it."""
-    # Of a copy, so that persistent workers, which `iter` would reuse, end with it.
-    iterator = iter(_copied(dataloader))
-    batch = next(iterator, None)
-    if iterator is dataloader and batch is not None:
-        return batch, itertools.chain([batch], iterator)
-    return batch, dataloader
-
-
-def innermost(dataloader: Any) -> Iterator[Any]:
-    """Yields the data loaders that others are made of, or the data loader itself."""
-    if isinstance(dataloader, Zipped):
-        for one in dataloader.parts.values():
-            yield from innermost(one)
-    elif isinstance(dataloader, (Cycled, FirstBatches)):
-        yield from innermost(dataloader.dataloader)
-    else:
-        yield dataloader
-
-
-def tell_epoch(dataloader: Any, epoch: int) -> None:
-    """Calls `set_epoch` of samplers, those within others too, and data sets; a cycled loader counts itself."""
-    if isinstance(dataloader, Zipped):
-        for part in dataloader.parts.values():
-            tell_epoch(part, epoch)
-    if isinstance(dataloader, FirstBatches):
-        tell_epoch(dataloader.dataloader, epoch)
-    dataset, *samplers = (
-        getattr(dataloader, name, None) for name in ("dataset", "batch_sampler", "sampler")
-    )
-    found = {id(one): one for sampler in samplers for one in samplers_of(sampler)}
-    # Inner ones first: one around them may have set another epoch for them.
-    for one in (*reversed(found.values()), dataset):
-        if (set_epoch := getattr(one, "set_epoch", None)) is not None:
-            set_epoch(epoch)
-
-
-def nothing_to_repeat(dataloader: Any) -> TaskError:
-    """Returns the error of a cycled data loader that has ended without a batch."""
-    return TaskError(
-        f"cycled: {a(type(dataloader).__name__)} yielded no batch", fix=why_no_batch(dataloader)
-    )
-
-
-def why_no_batch(dataloader: Any) -> str:
-    """Returns what to do about a data loader that yielded no batch: it dropped all samples, or is used up."""
-    for part in innermost(dataloader):
-        if not getattr(part, "drop_last", False):
-            continue
-        size = getattr(part, "batch_size", None)
-        with suppress(TypeError):  # a sampler or a data set without a length
-            sampler = getattr(part, "sampler", None)
-            num_samples = len(part.dataset if sampler is None else sampler)
-            if size is not None and num_samples > 0:
-                are_shared = ", divided over the ranks" if num_samples >= size else ""
-                return (
-                    f"drop_last=True drops a batch of fewer than {size} samples, and there are "
-                    f"{num_samples}{are_shared}: give a smaller batch_size, or leave drop_last out"
-                )
-    return USED_UP
-
-
-def too_few(what: str, num_batches: int, length: int | None) -> TaskError:
-    """Returns the error of a data loader that ended before its length."""
-    return TaskError(
-        f"the {what} gave {counted(num_batches, 'batch', 'batches')}, but its length is {length}",
-        fix="let the data set raise no StopIteration, which ends the data, and make len() of the data "
-        "loader the number of batches that it gives",
-    )
-
-
-def shortest(lengths: Iterable[int | None]) -> int | None:
-    """Returns the least of several lengths; None if there are none, or one isn't known."""
-    known = list(lengths)
-    return None if not known or None in known else min(one for one in known if one is not None)
-
-
-def _copied(dataloader: Any) -> Any:
-    if isinstance(dataloader, (Cycled, Zipped)):
-        return dataloader.with_parts(lambda idx, part: _copied(part))
-    return copy.copy(dataloader) if isinstance(dataloader, DataLoader) else dataloader
+    def __iter__(self) -> Iterator[Any]:
+        return ({} for _ in itertools.count())
 
 
 def _require_iterable(loader: Any, what: str) -> None:

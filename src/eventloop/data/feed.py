@@ -9,10 +9,10 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data.batches import Count
-from eventloop.data.combined import tell_epoch, too_few, why_no_batch
-from eventloop.data.loaders import source_of
+from eventloop.data.loaders import loader_of
 from eventloop.data.microbatches import microbatches_of
 from eventloop.data.token_weights import may_weigh_tokens
+from eventloop.data.too_few_batches import no_batch_in_epoch, too_few
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
 
@@ -65,7 +65,8 @@ class Feed:
         self._processes = processes
         self._uneven = uneven
         self._pads = processes.data_world_size > 1 and uneven == "pad"
-        self._source = source_of(dataloader, processes, sample_seed)
+        self._loader = loader_of(dataloader)
+        self._source = self._loader.source(processes, sample_seed)
         self._learn_lengths()
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
@@ -91,15 +92,12 @@ class Feed:
         Raises:
             TaskError: it has no batch, so that epochs would pass, or never end, without training.
         """
-        tell_epoch(self.dataloader, epoch)
+        self._loader.set_epoch(epoch)
         self._iterator, self._peeked, self.num_taken = self._source.batches(epoch), [], 0
         self._epoch, self.used, self._num_own = epoch, True, 0
         self._learn_lengths()  # a sampler, or other ranks before, may have made another number
         if not self._has_own():
-            raise TaskError(
-                f"the train data loader yielded no batch in epoch {epoch + 1}",
-                fix=why_no_batch(self.dataloader),
-            )
+            raise no_batch_in_epoch(self._loader, epoch)
 
     def has_next(self) -> bool:
         """Returns whether the epoch has another batch. Collective, with one answer on all ranks.
@@ -204,7 +202,7 @@ class Feed:
         self._first, self._num_own = state["first"], self.num_taken - state.get("num_padding", 0)
         self._loaded_ahead = state.get("ahead")
         if self.used:  # else the first epoch hasn't been told, and will be as it starts
-            tell_epoch(self.dataloader, self._epoch)
+            self._loader.set_epoch(self._epoch)
         with kept_generators():
             num_own = self._num_own if under_way else None
             self._source.load_state_dict(state["position"], self._epoch, num_own)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
+from torch.utils.data import DataLoader
 
-from eventloop.data.combined import USED_UP, is_map_style
-from eventloop.data.map_style import LoaderPasses, with_gathers
+from eventloop.data.map_style import LoaderPasses
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
-from eventloop.data.sample_seeds import collate
-from eventloop.data.sampler_state import SamplerState, Stateful
-from eventloop.data.sharding import copy_with
+from eventloop.data.sampling_state import SamplingState, Stateful
+from eventloop.data.too_few_batches import USED_UP
 from eventloop.errors import TaskError
-from eventloop.object_state.tracked import TrackedObjects, restored_objects
-from eventloop.object_state.walk import walk
+from eventloop.object_state.tracked import restored_objects
 from eventloop.rng import kept_generators
+
+if TYPE_CHECKING:
+    from eventloop.data.loaders import Loader
 
 _ROOT = "dataloader"
 
@@ -36,38 +35,6 @@ class ReadsAhead(Protocol):
     """
 
     ahead: list[Any]
-
-
-class LoaderState:
-    """The objects that a data loader is made of: data set, samplers, generators and others.
-
-    Samplers and data sets with `state_dict` and `load_state_dict` save their state by themselves.
-
-    Attributes:
-        iterators: the paths of iterators, whose positions can't be saved.
-    """
-
-    def __init__(self, dataloader: Any) -> None:
-        parts = walk({_ROOT: dataloader}).objects
-        self._stateful = {
-            path: SamplerState(part)
-            for path, part in parts.items()
-            if path != _ROOT and isinstance(part, Stateful) and isinstance(part, Sampler | Dataset)
-        }
-        stateful_parts = [parts[path] for path in self._stateful]
-        self._objects = TrackedObjects({_ROOT: dataloader}, stateful_parts)
-        self.iterators = self._objects.unsavable_iterators()
-
-    def state_dict(self) -> dict[str, Any]:
-        stateful = {path: part.state_dict() for path, part in self._stateful.items()}
-        return {"objects": self._objects.state_dict(), "stateful": stateful}
-
-    def load_state_dict(self, state: Saved) -> None:
-        if "objects" in state:  # not in checkpoints of version 0.1
-            self._objects.load_state_dict(state["objects"])
-        for path, saved in state.get("stateful", {}).items():
-            if path in self._stateful and saved["kind"] == self._stateful[path].kind:
-                self._stateful[path].load_state_dict(saved)
 
 
 @contextmanager
@@ -85,21 +52,6 @@ def restored_loader_state(dataloader: Any) -> Iterator[None]:
         dataloader.load_state_dict(position)
 
 
-def to_evaluate(dataloader: Any) -> Any:
-    """Returns a data loader that reads tensors in memory a batch at a time.
-
-    Over an iterable data set, which has no length to compare, one whose collate function can't end
-    it. Any other stays as it is.
-    """
-    if not isinstance(dataloader, DataLoader):
-        return dataloader
-    if is_map_style(dataloader):
-        return with_gathers(dataloader)
-    if (collate_fn := dataloader.collate_fn) in (default_collate, default_convert):
-        return dataloader
-    return copy_with(dataloader, collate_fn=functools.partial(collate, collate_fn))
-
-
 class IterableSource(Source):
     """Any other iterable: to resume, the batches that were taken are read again and dropped.
 
@@ -110,11 +62,12 @@ class IterableSource(Source):
     suits_any_ranks = False
     draws_when_read = True
 
-    def __init__(self, dataloader: Any) -> None:
-        super().__init__(dataloader)
-        self._state = LoaderState(dataloader)
-        self._order = Order((), getattr(dataloader, "generator", None))
-        self._passes = LoaderPasses(to_evaluate(dataloader), self._order)
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        dataloader = loader.dataloader
+        self._state = SamplingState({_ROOT: dataloader})
+        self._order = Order((), getattr(dataloader, "generator", None), self._state)
+        self._passes = LoaderPasses(loader.for_evaluation(), self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
         self._first: Any = None
         self._name = f"a {type(getattr(dataloader, 'dataset', dataloader)).__name__}"
@@ -125,11 +78,11 @@ class IterableSource(Source):
 
     def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
         if num_taken is None:
-            self._order.start = self._rng_state(with_global=True)
+            self._order.start = self._state.state_dict(with_global=True)
             return self._passes.start()
         num_read = 0
         with kept_generators():
-            self._restore(self._order.start or {})
+            self._state.load_state_dict(self._order.start or {})
             iterator = self._passes.resume()
             for batch in itertools.islice(iterator, num_taken):
                 self._first = self._first if num_read else batch
@@ -150,14 +103,14 @@ class IterableSource(Source):
         return {
             "num_workers": self._num_workers,
             "start": None if num_taken is None else self._order.start,
-            "now": self._rng_state(with_global=False),
+            "now": self._state.state_dict(with_global=False),
             "turns": self._passes.state_dict(),
         }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
         self._passes.load_state_dict(state["turns"])
         if num_taken is None:
-            self._restore(state["now"])
+            self._state.load_state_dict(state["now"])
             return
         if state["num_workers"] != self._num_workers:
             raise TaskError(
@@ -167,7 +120,9 @@ class IterableSource(Source):
                 "from a checkpoint at the end of an epoch",
             )
         self._order.start = state["start"]
-        self._restore(state["start"] or {})  # refused now, not when the first batch is wanted
+        self._state.load_state_dict(
+            state["start"] or {}
+        )  # refused now, not when the first batch is wanted
 
     def first(self) -> Any:
         return self._first
@@ -181,14 +136,6 @@ class IterableSource(Source):
     def ahead(self, batches: list[Any]) -> None:
         if isinstance(self._dataloader, ReadsAhead):
             self._dataloader.ahead = batches
-
-    def _rng_state(self, *, with_global: bool) -> dict[str, Any]:
-        states = self._order.rng_state(with_global=with_global)
-        return {**states, "places": self._state.state_dict()}
-
-    def _restore(self, state: Saved) -> None:
-        self._order.set_rng_state(state)
-        self._state.load_state_dict(state.get("places", {}))
 
     def _lost_in_workers(self) -> str:
         if not self._num_workers:

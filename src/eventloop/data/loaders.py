@@ -1,96 +1,332 @@
-"""How batches are read from a data loader: as a run's source, and in a pass apart from the run."""
+"""The kinds of data loaders: what each is made of, how long it is, and how ranks share its data.
+
+A data loader is looked at once, by `loader_of`. Whatever depends on its kind is a method of the result.
+`combined.py` has the kinds that eventloop itself makes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+import functools
+import itertools
+from collections.abc import Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
-from eventloop.data.batches import mover_to
-from eventloop.data.combined import Cycled, FirstBatches, NoData, Zipped, is_endless, is_map_style
-from eventloop.data.iterable_sources import IterableSource, restored_loader_state
-from eventloop.data.map_style import MapStyleSource
-from eventloop.data.resumable_sources import (
-    CycledSource,
-    ListSource,
-    Source,
-    StatefulSource,
-    ZippedSource,
-)
-from eventloop.data.sample_seeds import seed_of_part
-from eventloop.data.sampler_state import Stateful
-from eventloop.errors import TaskError
-from eventloop.rng import kept_generators
+from eventloop.data.batches import num_samples
+from eventloop.data.draws import may_draw
+from eventloop.data.in_memory import datasets_of
+from eventloop.data.iterable_sources import IterableSource
+from eventloop.data.map_style import MapStyleSource, with_gathers
+from eventloop.data.microbatch_splitting import split
+from eventloop.data.resumable_sources import ListSource, Source, StatefulSource
+from eventloop.data.sample_seeds import collate
+from eventloop.data.sampling_state import Stateful, samplers_of
+from eventloop.data.sharding import copy_with, rank_batches, rank_samples
+from eventloop.errors import TaskError, counted
 
 if TYPE_CHECKING:
-    import torch
-
     from eventloop.distributed.processes import Processes
+    from eventloop.state import State
 
 
-def source_of(dataloader: Any, processes: Processes, sample_seed: int | None) -> Source:
-    """Returns the source of a data loader's kind.
-
-    Args:
-        dataloader: any iterable of batches.
-        processes: the ranks, each with a loader of its own.
-        sample_seed: what the draws of a map-style data set are tied to; None leaves them alone.
-    """
-    if isinstance(dataloader, FirstBatches):
-        source = source_of(dataloader.dataloader, processes, sample_seed)
-        source.limit = dataloader.limit
-        return source
-    if isinstance(dataloader, Cycled):
-        return CycledSource(dataloader, source_of(dataloader.dataloader, processes, sample_seed))
-    if isinstance(dataloader, Zipped):
-        sources = {}
-        for idx, (name, one) in enumerate(dataloader.parts.items()):
-            seed = None if sample_seed is None else seed_of_part(sample_seed, idx)
-            sources[name] = source_of(one, processes, seed)
-        return ZippedSource(dataloader, sources)
-    is_loader = isinstance(dataloader, DataLoader)
-    # torchdata's loader seeks if its data set is stateful; else it reads from the start, and may
-    # miscount when it does so twice (0.11).
-    is_stateful = isinstance(dataloader, Stateful)
-    if is_stateful and (not is_loader or isinstance(dataloader.dataset, Stateful)):
-        return StatefulSource(dataloader)
-    if is_map_style(dataloader):
-        return MapStyleSource(dataloader, processes, sample_seed)
-    if isinstance(dataloader, Sequence):
-        return ListSource(dataloader)
-    return Source(dataloader) if isinstance(dataloader, NoData) else IterableSource(dataloader)
+def loader_of(dataloader: Any) -> Loader:
+    """Returns what is known of a data loader: any iterable of batches."""
+    if isinstance(dataloader, Loader):
+        return dataloader
+    if isinstance(dataloader, DataLoader):
+        if isinstance(dataloader.dataset, IterableDataset):
+            return IterableLoader(dataloader)
+        return MapStyleLoader(dataloader)
+    if isinstance(dataloader, Sequence) and not isinstance(dataloader, str):
+        return BatchList(dataloader)
+    return Loader(dataloader)
 
 
-@contextmanager
-def training_pass(
-    dataloader: Any, processes: Processes, device: torch.device, *, seed: int, epoch: int
-) -> Iterator[Iterator[Any]]:
-    """Yields this rank's batches of an epoch, on the device; see `State.training_pass`.
+class Loader:
+    """A data loader of any kind. This class is an iterable of which nothing else is known.
 
     Args:
-        dataloader: the run's; its generators, samplers and position don't change.
-        processes: the ranks, each with a loader of its own.
-        device: where batches go.
-        seed: what random draws of a data set are tied to.
-        epoch: its number, which they are tied to as well.
+        dataloader: what is iterated over.
 
-    Raises:
-        TaskError: the data loader's position would be lost.
+    Attributes:
+        is_endless: whether it has no end.
+        is_sharded_here: whether `training_shard` gives each rank its part, for which all ranks need
+            the same data.
+        may_shard_itself: whether only the loader itself can do so; whether it does isn't known.
     """
-    source = source_of(dataloader, processes, seed)
-    if source.is_stateful or not source.suits_any_ranks or is_endless(dataloader):
+
+    is_endless = False
+    is_sharded_here = False
+    may_shard_itself = True
+
+    def __init__(self, dataloader: Any) -> None:
+        self._dataloader = dataloader
+
+    @property
+    def dataloader(self) -> Any:
+        """What is iterated over."""
+        return self._dataloader
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has; None where that can't be relied on."""
+        return None
+
+    def innermost(self) -> Iterator[Loader]:
+        """Yields the loaders that a combined one is made of; the loader itself if it isn't combined."""
+        yield self
+
+    def fresh_copy(self) -> Any:
+        """Returns a data loader with the same batches and no workers yet."""
+        return self.dataloader
+
+    # How training reads it
+
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        """Returns the source of training batches, which begins at any batch of an epoch.
+
+        Args:
+            processes: the ranks, each with a loader of its own.
+            sample_seed: what the draws of a map-style data set are tied to; None leaves them alone.
+        """
+        if self._saves_position:
+            return StatefulSource(self)
+        return IterableSource(self)
+
+    @property
+    def _saves_position(self) -> bool:
+        return isinstance(self.dataloader, Stateful)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Calls `set_epoch` of its samplers, of those within them, and of its data set."""
+        dataset = getattr(self.dataloader, "dataset", None)
+        # Inner samplers first: one around them may have set another epoch for them.
+        for part in (*reversed(self._samplers()), dataset):
+            if (set_epoch := getattr(part, "set_epoch", None)) is not None:
+                set_epoch(epoch)
+
+    def _samplers(self) -> list[Any]:
+        """Returns its batch sampler, its sampler, and those that they are made of."""
+        samplers = {}
+        for name in ("batch_sampler", "sampler"):
+            for sampler in samplers_of(getattr(self.dataloader, name, None)):
+                samplers[id(sampler)] = sampler
+        return list(samplers.values())
+
+    def num_samples(self, batch: Any) -> int:
+        """Returns the number of samples of a batch."""
+        return num_samples(batch)
+
+    def split(self, batch: Any, size: int) -> list[Any]:
+        """Splits a batch into microbatches of `size` samples, the last smaller.
+
+        Raises:
+            TaskError: it can't be split.
+        """
+        return split(batch, size)
+
+    # How ranks share it
+
+    def training_shard(self, state: State, seed: int | None = None) -> Any:
+        """Returns the data loader of this rank's shard.
+
+        Args:
+            seed: what all ranks draw an order from; the run's unless given.
+
+        Raises:
+            TaskError: there are fewer samples than ranks, or a sampler has no length.
+        """
+        return self.dataloader
+
+    def evaluation_shard(self, state: State) -> Any:
+        """Returns a data loader of this rank's shard, so that all ranks together see each sample once.
+
+        A set of fewer samples than ranks, and an iterable that can't be sharded, stay whole.
+        """
+        return self.dataloader
+
+    def is_smaller_than(self, world_size: int) -> bool:
+        """Returns whether there are fewer samples than ranks, so that each rank evaluates all of them."""
+        return False
+
+    # How evaluation reads it
+
+    def for_evaluation(self) -> Any:
+        """Returns a data loader with the same batches, read in the fastest way, whose errors say where."""
+        return self.dataloader
+
+
+class BatchList(Loader):
+    """A sequence of batches, of which each rank takes every `world_size`-th."""
+
+    is_sharded_here = True
+    may_shard_itself = False
+
+    @property
+    def num_batches(self) -> int | None:
+        return len(self.dataloader)
+
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        return ListSource(self)
+
+    def training_shard(self, state: State, seed: int | None = None) -> Any:
+        if isinstance(self.dataloader, tuple) and not self.dataloader:
+            return self.dataloader  # of a task that is only evaluated
+        _require(len(self.dataloader), state.data_world_size, "batch", "batches")
+        return self.dataloader[state.data_rank :: state.data_world_size]
+
+    def evaluation_shard(self, state: State) -> Any:
+        if self.is_smaller_than(state.data_world_size):
+            return self.dataloader
+        return self.dataloader[state.data_rank :: state.data_world_size]
+
+    def is_smaller_than(self, world_size: int) -> bool:
+        return len(self.dataloader) < world_size
+
+
+class IterableLoader(Loader):
+    """A `DataLoader` over an iterable data set, which has to shard itself by `state.data_rank`."""
+
+    @property
+    def _saves_position(self) -> bool:
+        # torchdata's loader seeks if its data set is stateful; else it reads from the start, and may
+        # miscount when it does so twice (0.11).
+        return super()._saves_position and isinstance(self.dataloader.dataset, Stateful)
+
+    def fresh_copy(self) -> Any:
+        # Workers that persist would be reused by `iter`; those of a copy end with it.
+        return copy.copy(self.dataloader)
+
+    def for_evaluation(self) -> Any:
+        # The data set has no length to compare; a StopIteration of its collate function would end it.
+        collate_fn = self.dataloader.collate_fn
+        if collate_fn in (default_collate, default_convert):
+            return self.dataloader
+        return copy_with(self.dataloader, collate_fn=functools.partial(collate, collate_fn))
+
+
+class MapStyleLoader(IterableLoader):
+    """A `DataLoader`, or one like it, over a map-style data set, sharded by another sampler.
+
+    A sampler with `num_replicas` stays, since it shards itself.
+    """
+
+    may_shard_itself = False
+
+    @property
+    def num_batches(self) -> int | None:
+        try:
+            return len(self.dataloader)
+        except TypeError:  # of a sampler without a length
+            return None
+
+    @property
+    def datasets(self) -> list[Any]:
+        """The data set, and those that it is made of, if it is one of torch's own wrappers."""
+        return datasets_of(self.dataloader.dataset)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether reading the data set may draw random numbers."""
+        return may_draw(self.dataloader.dataset)
+
+    @property
+    def num_samples_of_epoch(self) -> int | None:
+        """How many samples the data set has; None where it doesn't say."""
+        dataset = self.dataloader.dataset
+        return len(dataset) if isinstance(dataset, Sized) else None
+
+    @property
+    def has_plain_batches(self) -> bool:
+        """Whether batches are made of its sampler's samples, not by a batch sampler of the user's."""
+        return self.dataloader.batch_size is not None or self.dataloader.batch_sampler is None
+
+    @property
+    def order_sampler(self) -> Any:
+        """The sampler that decides the order: of samples, or of batches where the user makes them."""
+        return self.dataloader.sampler if self.has_plain_batches else self.dataloader.batch_sampler
+
+    @property
+    def num_replicas(self) -> int:
+        """How many ranks a sampler shards for: torch's, or one with `num_replicas`; 0 if none does."""
+        replicas = (getattr(sampler, "num_replicas", None) for sampler in self._samplers())
+        return next(filter(None, replicas), 0)
+
+    @property
+    def is_sharded_here(self) -> bool:  # type: ignore[override]
+        """Whether it has no sampler that shards itself."""
+        return not self.num_replicas
+
+    def source(self, processes: Processes, sample_seed: int | None) -> Source:
+        if self._saves_position:
+            return StatefulSource(self)
+        return MapStyleSource(self, processes, sample_seed)
+
+    def training_shard(self, state: State, seed: int | None = None) -> Any:
+        if self.num_replicas:
+            return self.dataloader
+        num_ranks = state.data_world_size
+        seed = state.settings.seed if seed is None else seed
+        if not self.has_plain_batches:
+            if self.num_batches is not None:
+                _require(self.num_batches, num_ranks, "batch", "batches")
+            return rank_batches(self.dataloader, state.data_rank, num_ranks, seed)
+        num_drawn = self._num_drawn()
+        _require(num_drawn, num_ranks, "sample")
+        if state.settings.uneven == "error" and num_drawn % num_ranks:
+            raise TaskError(
+                f"{counted(num_drawn, 'sample')} can't be split evenly over {num_ranks} ranks",
+                fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
+            )
+        uneven = state.settings.uneven
+        return rank_samples(self.dataloader, state.data_rank, num_ranks, seed, uneven)
+
+    def evaluation_shard(self, state: State) -> Any:
+        if self.num_replicas or self.is_smaller_than(state.data_world_size):
+            return self.dataloader
+        share = rank_samples if self.has_plain_batches else rank_batches
+        return share(self.dataloader, state.data_rank, state.data_world_size, state.settings.seed)
+
+    def is_smaller_than(self, world_size: int) -> bool:
+        return not self.num_replicas and self._num_drawn() < world_size
+
+    def for_evaluation(self) -> Any:
+        return with_gathers(self.dataloader)
+
+    def _num_drawn(self) -> int:
+        """Returns how many samples, or batches of the user's own, an epoch draws."""
+        sampler = self.order_sampler
+        try:
+            return len(sampler)
+        except TypeError as error:
+            raise TaskError(
+                f"a {type(sampler).__name__} without a length can't be split over ranks",
+                fix="give it `__len__`; or `num_replicas`, if it yields what is this rank's alone",
+            ) from error
+
+
+def _require(number: int, world_size: int, singular: str, plural: str = "") -> None:
+    """Raises TaskError if there is less than one of something for each rank."""
+    if number < world_size:
+        has = counted(number, singular, plural)
+        most = counted(max(number, 1), "process", "processes")
         raise TaskError(
-            f"a {type(dataloader).__name__} can't be iterated over during training: its position "
-            "would be lost",
-            fix="give a list of batches, or a DataLoader over a map-style data set",
+            f"the train data loader has {has}, fewer than the {world_size} ranks",
+            fix=f"train in {most} at most, or give it more data",
         )
-    move = mover_to(device)
 
-    def batches() -> Iterator[Any]:
-        # Workers start with the first batch, and end with the iterator.
-        yield from map(move, source.batches(epoch))
 
-    with kept_generators(), restored_loader_state(dataloader):
-        yield batches()
+def first_batch(dataloader: Any) -> tuple[Any, Any]:
+    """Returns the first batch, None if there is none, and a data loader that still yields it."""
+    iterator = iter(loader_of(dataloader).fresh_copy())
+    batch = next(iterator, None)
+    if iterator is dataloader and batch is not None:
+        return batch, itertools.chain([batch], iterator)
+    return batch, dataloader
+
+
+def known_length(dataloader: Any) -> int | None:
+    """Returns the number of batches of a data loader; None where that can't be relied on."""
+    return loader_of(dataloader).num_batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,20 +17,20 @@ from torch.utils.data import (
     default_collate,
 )
 
-from eventloop.data.combined import known_length
 from eventloop.data.draws import may_draw
-from eventloop.data.in_memory import datasets_of, gathering
+from eventloop.data.in_memory import gathering
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_errors import NamedSamples
-from eventloop.data.sample_order import Order
+from eventloop.data.sample_order import Order, sampler_of_user
 from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, reads_batches, seeded
-from eventloop.data.sampler_state import samplers_of
+from eventloop.data.sampling_state import SamplingState, samplers_of
 from eventloop.data.sharding import SHARED, RankPart, UnevenSteps, copy_with, order_as, shared_order
 from eventloop.errors import TaskError, counted
 from eventloop.object_state.tracked import TrackedObjects
 from eventloop.rng import KeptGenerators, kept_generators
 
 if TYPE_CHECKING:
+    from eventloop.data.loaders import MapStyleLoader
     from eventloop.distributed.processes import Processes
 
 # More than this in an attribute of a data set is a cache, which a checkpoint isn't made for.
@@ -44,21 +44,25 @@ class MapStyleSource(Source):
     may draw.
 
     Args:
-        dataloader: the user's.
+        loader: the user's.
         processes: the ranks, each with a loader of its own.
         sample_seed: what the draws of the data set are tied to; None leaves them alone.
     """
 
     kind = "map"
 
-    def __init__(self, dataloader: Any, processes: Processes, sample_seed: int | None) -> None:
-        super().__init__(dataloader)
-        makes_batches = dataloader.batch_sampler is not None
-        self._sampler_name = "batch_sampler" if makes_batches else "sampler"
+    def __init__(
+        self, loader: MapStyleLoader, processes: Processes, sample_seed: int | None
+    ) -> None:
+        super().__init__(loader)
+        dataloader = loader.dataloader
+        self._map_style = loader
         self._ranks = processes.data_rank, processes.data_world_size
-        self._seeds: SampleSeeds | None = None
+        self._sampler_name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
         sampler = getattr(dataloader, self._sampler_name)
-        self.order = Order(sampler, dataloader.generator, datasets_of(dataloader.dataset))
+        drawn_by = {"sampler": sampler_of_user(sampler), "generator": dataloader.generator}
+        state = SamplingState(drawn_by, loader.datasets)
+        self.order = Order(sampler, dataloader.generator, state)
         # What worker processes change in their copies isn't seen.
         self._data = TrackedObjects(
             {"dataset": dataloader.dataset, "collate_fn": dataloader.collate_fn},
@@ -66,27 +70,36 @@ class MapStyleSource(Source):
             needs_all=False,
             max_bytes=_MAX_BYTES_OF_DATA,
         )
-        parts: dict[str, Any] = {self._sampler_name: self.order}
-        if sample_seed is not None:
-            self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
-            if hasattr(dataloader, "sample_seeds"):  # it seeds samples by itself, in threads say
-                parts["sample_seeds"] = self._seeds
-            else:
-                dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
-                parts |= {"dataset": dataset, "collate_fn": collate_fn}
-            self.order.marks_repeats = may_draw(dataloader.dataset)
-        self._loader = with_gathers(copy_with(dataloader, **parts))
-        self._passes = LoaderPasses(self._loader, self.order)
-        size = dataloader.batch_size
+        self._seeds: SampleSeeds | None = None
+        self._loader_in_order = with_gathers(copy_with(dataloader, **self._own_parts(sample_seed)))
+        self._passes = LoaderPasses(self._loader_in_order, self.order)
         # How many samples a step has; None where the batches are a batch sampler's.
-        self._own_step_size: int | None = None if size is None else size * processes.data_world_size
+        self._own_step_size: int | None = None
+        if dataloader.batch_size is not None:
+            self._own_step_size = dataloader.batch_size * processes.data_world_size
         self._step_size = self._own_step_size
-        self._own_order = shared_order(dataloader)
+        self._own_order = shared_order(loader)
         self._shared: Saved = self._own_order
         self._part: RankPart | None = None
 
+    def _own_parts(self, sample_seed: int | None) -> dict[str, Any]:
+        """Returns the parts that replace the user's: the order, and seeded data that may draw."""
+        dataloader = self._dataloader
+        parts: dict[str, Any] = {self._sampler_name: self.order}
+        if sample_seed is None:
+            return parts
+        self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
+        self.order.marks_repeats = self._map_style.may_draw
+        if hasattr(dataloader, "sample_seeds"):  # it seeds samples by itself, in threads say
+            return parts | {"sample_seeds": self._seeds}
+        dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
+        return parts | {"dataset": dataset, "collate_fn": collate_fn}
+
     def _length(self) -> int | None:
-        return known_length(self._loader)
+        try:
+            return len(self._loader_in_order)
+        except TypeError:  # of a sampler without a length
+            return None
 
     @property
     def even_sizes(self) -> Any:
@@ -116,10 +129,10 @@ class MapStyleSource(Source):
             "world_size": self._ranks[1],
             "batch_size": self._dataloader.batch_size,
             "global_batch_size": self._step_size,
-            "num_samples": self._num_samples,
+            "num_samples": self._map_style.num_samples_of_epoch,
             "start": None if num_taken is None else self.order.start,
             "check": None if num_taken is None else self.order.checksum(self._own(num_taken)),
-            "now": self.order.rng_state(with_global=False),
+            "now": self.order.state.state_dict(with_global=False),
             "turns": self._passes.state_dict(),
             "data": self._data.state_dict(),
         }
@@ -129,14 +142,13 @@ class MapStyleSource(Source):
         self._keep_step_size(state)
         if num_taken is not None:
             self._require_same(state)
-        if "data" in state:  # checkpoints of version 0.1 have none
-            self._data.load_state_dict(state["data"])
+        self._data.load_state_dict(state["data"])
         lasts = state["order"]["kind"] in SHARED and self._step_size is not None
         if num_taken is not None or lasts:
             self._use_order(state["order"])
         self._set_epoch(epoch)
         if num_taken is None:
-            self.order.set_rng_state(state["now"])
+            self.order.state.load_state_dict(state["now"])
             return
         if not self._dataloader.in_order and self._dataloader.num_workers > 1:
             warnings.warn(
@@ -157,12 +169,7 @@ class MapStyleSource(Source):
     def first(self) -> Any:
         alone = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
         parts = {"persistent_workers": False, self._sampler_name: [self.order.first]}
-        return next(iter(copy_with(self._loader, **alone, **parts)))
-
-    @property
-    def _num_samples(self) -> int | None:
-        dataset = self._dataloader.dataset
-        return len(dataset) if isinstance(dataset, Sized) else None
+        return next(iter(copy_with(self._loader_in_order, **alone, **parts)))
 
     def _set_epoch(self, epoch: int) -> None:
         if self._seeds is not None:
@@ -172,18 +179,21 @@ class MapStyleSource(Source):
 
     def _use_order(self, order: Saved) -> None:
         """Draws from a saved order, which another number of ranks may have begun."""
-        loader, (rank, world_size), step_size = self._dataloader, self._ranks, self._step_size
+        loader = self._map_style
+        drop_last = self._dataloader.drop_last
+        rank, world_size = self._ranks
+        step_size = self._step_size
         self._shared = order
         if order == self._own_order and step_size == self._own_step_size:
             self._part = None
             self.order.use(None)
         elif step_size is None or not step_size % world_size:
-            size = loader.batch_size if step_size is None else step_size // world_size
+            size = self._dataloader.batch_size if step_size is None else step_size // world_size
             self._part = order_as(order, loader, rank, world_size)
-            self.order.use(BatchSampler(self._part, size, loader.drop_last))
+            self.order.use(BatchSampler(self._part, size, drop_last))
         else:
             self._part = order_as(order, loader, 0, 1)
-            self.order.use(UnevenSteps(self._part, rank, world_size, step_size, loader.drop_last))
+            self.order.use(UnevenSteps(self._part, rank, world_size, step_size, drop_last))
 
     def _keep_step_size(self, saved: Saved) -> None:
         """Keeps the number of samples a step, unless another batch_size is set."""
@@ -210,10 +220,11 @@ class MapStyleSource(Source):
     def _require_same(self, saved: Saved) -> None:
         """Checks that a step takes the samples that it took when the epoch began."""
         now, then = self._step_size, saved["global_batch_size"]
-        if self._num_samples != saved["num_samples"]:
+        num_samples = self._map_style.num_samples_of_epoch
+        if num_samples != saved["num_samples"]:
             raise TaskError(
                 f"the run was stopped in mid-epoch over {saved['num_samples']} samples, and the "
-                f"train data set has {self._num_samples} now",
+                f"train data set has {num_samples} now",
                 fix="resume with the same data, or from a checkpoint at the end of an epoch",
             )
         if now == then:

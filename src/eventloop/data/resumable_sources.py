@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
-from eventloop.data.combined import (
-    Cycled,
-    Zipped,
-    is_endless,
-    known_length,
-    nothing_to_repeat,
-    shortest,
-    tell_epoch,
-)
+from eventloop.data.too_few_batches import nothing_to_repeat
 from eventloop.rng import KeptGenerators, kept_generators
+
+if TYPE_CHECKING:
+    from eventloop.data.combined import Cycled, Zipped
+    from eventloop.data.loaders import Loader
 
 Saved = Mapping[str, Any]
 
@@ -29,7 +25,7 @@ class Source:
     """The batches of an epoch, from any batch on; the defaults are those of a source without state.
 
     Args:
-        dataloader: what is iterated over.
+        loader: what is known of the data loader.
 
     Attributes:
         kind: of the data loader; a run is resumed with the same kind.
@@ -49,8 +45,9 @@ class Source:
     limit: int | None = None
     draws_when_read = False
 
-    def __init__(self, dataloader: Any) -> None:
-        self._dataloader = dataloader
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._dataloader = loader.dataloader
 
     @property
     def ahead(self) -> list[Any]:
@@ -103,7 +100,7 @@ class Source:
         return {}
 
     def _length(self) -> int | None:
-        return known_length(self._dataloader)
+        return self._loader.num_batches
 
     def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
         return iter(self._dataloader)
@@ -130,10 +127,10 @@ class StatefulSource(Source):
     is_stateful = True
     has_first = False
 
-    def __init__(self, dataloader: Any) -> None:
-        super().__init__(dataloader)
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
         # One that says so counts for all ranks together: each may load the state of any.
-        self.suits_any_ranks = bool(getattr(dataloader, "suits_any_ranks", False))
+        self.suits_any_ranks = bool(getattr(self._dataloader, "suits_any_ranks", False))
         self._has_begun = self._is_exhausted = False
         self._loaded: Saved | None = None  # until it has yielded a batch, or its end
         self._num_yielded = 0
@@ -214,39 +211,48 @@ def _begun(iterator: Iterator[Any]) -> Iterator[Any]:
 class ZippedSource(Source):
     """Several sources, of which each batch has one batch."""
 
-    def __init__(self, dataloader: Zipped, sources: Mapping[str, Source]) -> None:
-        super().__init__(dataloader)
+    def __init__(self, loader: Zipped, sources: Mapping[str, Source]) -> None:
+        super().__init__(loader)
+        self._zipped = loader
         self._sources = sources
-        self.kind = " and ".join(one.kind for one in sources.values())
-        self.suits_any_ranks = all(one.suits_any_ranks for one in sources.values())
-        self.is_stateful = any(one.is_stateful for one in sources.values())
-        self.has_first = all(one.has_first for one in sources.values())
-        self.resume_risks = tuple(risk for one in sources.values() for risk in one.resume_risks)
+        self.kind = " and ".join(source.kind for source in sources.values())
+        self.suits_any_ranks = all(source.suits_any_ranks for source in sources.values())
+        self.is_stateful = any(source.is_stateful for source in sources.values())
+        self.has_first = all(source.has_first for source in sources.values())
+        self.resume_risks = tuple(
+            risk for source in sources.values() for risk in source.resume_risks
+        )
 
     def _length(self) -> int | None:
-        parts = self._dataloader.parts
-        named = self._sources.items()
-        return shortest(one.num_batches for name, one in named if not is_endless(parts[name]))
+        loaders = self._zipped.loaders
+        return shortest(
+            source.num_batches
+            for name, source in self._sources.items()
+            if not loaders[name].is_endless
+        )
 
     def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
-        iterators = {name: one.batches(epoch, num_taken) for name, one in self._sources.items()}
-        batches: Iterator[Any] = self._dataloader.side_by_side(iterators)
-        return batches
+        iterators = {
+            name: source.batches(epoch, num_taken) for name, source in self._sources.items()
+        }
+        return self._zipped.side_by_side(iterators)
 
     def before_peek(self, num_taken: int) -> None:
-        for one in self._sources.values():
-            one.before_peek(num_taken)
+        for source in self._sources.values():
+            source.before_peek(num_taken)
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        return {"parts": {name: one.state_dict(num_taken) for name, one in self._sources.items()}}
+        return {
+            "parts": {name: source.state_dict(num_taken) for name, source in self._sources.items()}
+        }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        for name, one in self._sources.items():
-            one.load_state_dict(state["parts"][name], epoch, num_taken)
+        for name, source in self._sources.items():
+            source.load_state_dict(state["parts"][name], epoch, num_taken)
 
     def first(self) -> Any:
-        batches = {name: iter([one.first()]) for name, one in self._sources.items()}
-        return next(self._dataloader.side_by_side(batches))
+        batches = {name: iter([source.first()]) for name, source in self._sources.items()}
+        return next(self._zipped.side_by_side(batches))
 
 
 class CycledSource(Source):
@@ -254,8 +260,9 @@ class CycledSource(Source):
 
     has_first = False
 
-    def __init__(self, dataloader: Cycled, source: Source) -> None:
-        super().__init__(dataloader)
+    def __init__(self, loader: Cycled, source: Source) -> None:
+        super().__init__(loader)
+        self._repeated = loader.part
         self._source = source
         self.kind = f"cycled {source.kind}"
         self.is_stateful = source.is_stateful
@@ -288,7 +295,7 @@ class CycledSource(Source):
         self._pass, num_in_pass = state["turn"], state["num_in_turn"]
         self._num_in_pass, self._num_in_epoch = num_in_pass or 0, num_taken or 0
         self._iterator, self._is_loaded = None, num_in_pass is not None
-        tell_epoch(self._dataloader.dataloader, max(0, self._pass))
+        self._repeated.set_epoch(max(0, self._pass))
         self._source.load_state_dict(state["turned"], max(0, self._pass), num_in_pass)
 
     def _endless(self) -> Iterator[Any]:
@@ -300,7 +307,7 @@ class CycledSource(Source):
                 self._num_in_epoch += 1
                 yield batch
             if not self._num_in_pass:
-                raise nothing_to_repeat(self._dataloader.dataloader)
+                raise nothing_to_repeat(self._repeated)
             self._iterator = None
 
     def _rest_of_pass(self) -> Iterator[Any]:
@@ -320,5 +327,13 @@ class CycledSource(Source):
     def _next_pass(self) -> Iterator[Any]:
         self._pass += 1
         self._num_in_pass = 0
-        tell_epoch(self._dataloader.dataloader, self._pass)
+        self._repeated.set_epoch(self._pass)
         return self._source.batches(self._pass)
+
+
+def shortest(lengths: Iterable[int | None]) -> int | None:
+    """Returns the least of several lengths; None if there are none, or one isn't known."""
+    known = list(lengths)
+    if not known or None in known:
+        return None
+    return min(length for length in known if length is not None)

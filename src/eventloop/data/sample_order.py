@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,9 @@ from torch.utils.data import (
 )
 
 from eventloop.data.sample_seeds import mark_repeats, may_repeat
-from eventloop.data.sampler_state import SamplerState, samplers_of
+from eventloop.data.sampling_state import SamplingState, samplers_of
 from eventloop.data.sharding import RankPart, UnevenSteps
 from eventloop.errors import TaskError
-from eventloop.rng import get_rng_state, global_rng_states, set_global_rng_states, set_rng_state
 
 # Those that draw all that they need with their first index, from no hidden source.
 _DRAW_FIRST = (
@@ -49,10 +48,11 @@ class Order(Sampler[Any]):
     Args:
         sampler: the loader's batch sampler; its sampler, if it makes no batches.
         generator: the loader's own, if it has one.
-        apart: objects that samplers refer to and whose state is saved elsewhere: the data set.
+        state: of that generator, and of the user's samplers.
 
     Attributes:
         sampler: where the order comes from.
+        state: as given.
         start: the state of generators and samplers when the epoch's order was drawn; None before.
         first: the first entry of the epoch, if it is known.
         was_iterated: whether the loader has asked for the rest of the epoch.
@@ -64,14 +64,13 @@ class Order(Sampler[Any]):
         self,
         sampler: Iterable[Any],
         generator: torch.Generator | None,
-        apart: Sequence[Any] = (),
+        state: SamplingState,
     ) -> None:
+        self.state = state
         self.start: dict[str, Any] | None = None
         self.first: Any = None
         self.was_iterated = self.marks_repeats = False
         self.sampler = self._own = sampler
-        self._apart = apart
-        self._states = self._states_of(sampler)
         self._generator = generator
         self._rest: Iterator[Any] | None = None
         self._checksums = array("L")
@@ -86,14 +85,7 @@ class Order(Sampler[Any]):
 
     def use(self, sampler: Iterable[Any] | None) -> None:
         """Takes the order from another sampler; None for the loader's own."""
-        sampler = self._own if sampler is None else sampler
-        if sampler is not self.sampler:
-            self.sampler = sampler
-            self._states = self._states_of(sampler)
-
-    def _states_of(self, sampler: Iterable[Any]) -> list[SamplerState]:
-        samplers = samplers_of(sampler)
-        return [SamplerState(part, [*samplers, *self._apart]) for part in samplers]
+        self.sampler = self._own if sampler is None else sampler
 
     def start_epoch(self) -> None:
         """Forgets the last epoch: the next iterator begins one."""
@@ -128,7 +120,7 @@ class Order(Sampler[Any]):
         self.start_epoch()
         if start is None:
             return
-        self.set_rng_state(start)
+        self.state.load_state_dict(start)
         order = self._draw()
         num_drawn = 0
         samples: Any = getattr(self.sampler, "sampler", None)
@@ -147,33 +139,6 @@ class Order(Sampler[Any]):
         rng_state = None if self._generator is None else self._generator.get_state()
         self._rest = self._rest_of_epoch(itertools.chain(ahead, order), rng_state)
 
-    # Not called `state_dict`: torchdata's loader would then save and load its sampler by itself.
-    def rng_state(self, *, with_global: bool) -> dict[str, Any]:
-        """Returns the state of the loader's generator and of the samplers.
-
-        Args:
-            with_global: whether the global generators are included.
-        """
-        state: dict[str, Any] = {"samplers": [one.state_dict() for one in self._states]}
-        if with_global:
-            state["shared"] = global_rng_states()
-        if self._generator is not None:
-            state["loader"] = get_rng_state(self._generator)
-        return state
-
-    def set_rng_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `rng_state` returned."""
-        set_global_rng_states(state.get("shared", {}))
-        if self._generator is not None and "loader" in state:
-            set_rng_state(self._generator, state["loader"])
-        left = list(state.get("samplers", ()))
-        for sampler in self._states:
-            # By kind: with another number of ranks they may be nested in another way.
-            saved = next((one for one in left if one["kind"] == sampler.kind), None)
-            if saved is not None:
-                left = [one for one in left if one is not saved]
-                sampler.load_state_dict(saved)
-
     def _rest_of_epoch(self, rest: Iterator[Any], rng_state: Tensor | None) -> Iterator[Any]:
         # By now the loader has drawn a seed for its workers, which it had when the epoch began.
         if self._generator is not None and rng_state is not None:
@@ -185,7 +150,7 @@ class Order(Sampler[Any]):
         if self.before_draw is not None:
             self.before_draw()
             self.before_draw = None
-        self.start = self.rng_state(with_global=True)
+        self.start = self.state.state_dict(with_global=True)
         yield from self._draw()
 
     def _draw(self) -> Iterator[Any]:
@@ -206,7 +171,7 @@ class Order(Sampler[Any]):
             yield entry
 
     def _other_order(self, num_taken: int) -> TaskError:
-        names = ", ".join(one.kind for one in self._states)
+        names = ", ".join(type(sampler).__qualname__ for sampler in samplers_of(self.sampler))
         return TaskError(
             f"the order of the train data loader ({names}) isn't the one that the epoch began with, of "
             f"which {num_taken} batches were trained on",
@@ -214,3 +179,10 @@ class Order(Sampler[Any]):
             "from in between, or have state_dict and load_state_dict; then resume from a checkpoint at "
             "the end of an epoch",
         )
+
+
+def sampler_of_user(sampler: Any) -> Any:
+    """Returns the sampler inside those that make batches and shards of its samples, and keep no state."""
+    while type(sampler) in (BatchSampler, RankPart, UnevenSteps):
+        sampler = sampler.sampler
+    return sampler

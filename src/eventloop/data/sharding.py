@@ -1,120 +1,59 @@
-"""Shards data loaders over ranks: which rank sees which samples."""
+"""Samplers by which ranks share the samples of a map-style data loader, however many ranks there are."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from eventloop.data.combined import Cycled, NoData, Zipped, innermost, is_map_style, known_length
-from eventloop.data.sample_seeds import mark_repeats, may_repeat, seed_of_part
-from eventloop.data.sampler_state import samplers_of
-from eventloop.errors import TaskError, counted
+from eventloop.data.sample_seeds import mark_repeats, may_repeat
+from eventloop.errors import TaskError
 from eventloop.rng import kept_generators, seed_everything
+
+if TYPE_CHECKING:
+    from eventloop.data.loaders import MapStyleLoader
 
 # Kinds of shared order that a run keeps with any number of ranks.
 SHARED = ("distributed", "seeded")
 
-if TYPE_CHECKING:
-    from eventloop.state import State
 
-
-def sharded_for_training(dataloader: Any, state: State, seed: int | None = None) -> Any:
-    """Returns a data loader of this rank's shard; of several data loaders, of each.
-
-    A map-style `DataLoader` gets a `DistributedSampler`; of a list of batches each rank takes every
-    `world_size`-th. A sampler with `num_replicas` stays, and so does any other iterable, which has
-    to shard itself by `state.data_rank`.
+def rank_samples(
+    dataloader: Any, rank: int, num_ranks: int, seed: int | None, uneven: str = ""
+) -> Any:
+    """Returns a data loader over a map-style data set with this rank's samples.
 
     Args:
-        seed: what all ranks draw an order from; the run's unless given.
-
-    Raises:
-        TaskError: there are fewer samples than ranks, or a sampler has no length.
+        dataloader: makes batches of its sampler's samples.
+        rank, num_ranks: this rank, of how many.
+        seed: what all ranks draw an order from.
+        uneven: "pad" and "error" repeat samples and "drop" leaves some out, so that all ranks have as
+            many; "" does neither, so that all ranks together have each sample once.
     """
-    num, uneven = state.data_world_size, state.settings.uneven
-    seed = state.settings.seed if seed is None else seed
-    if isinstance(dataloader, (Cycled, Zipped)):
-        return dataloader.with_parts(
-            lambda idx, one: sharded_for_training(one, state, seed_of_part(seed, idx))
-        )
-    if isinstance(dataloader, tuple) and not dataloader:  # of a task that is only evaluated
-        return dataloader
-    if _is_list(dataloader):
-        _require(len(dataloader), num, "batch", "batches")
-        return dataloader[state.data_rank :: num]
-    if not is_map_style(dataloader) or _num_replicas(dataloader):
-        return dataloader
-    if not _has_plain_batches(dataloader):
-        if (length := known_length(dataloader)) is not None:
-            _require(length, num, "batch", "batches")
-        part = RankPart(dataloader.batch_sampler, state.data_rank, num, seed)
-        return copy_with(dataloader, batch_sampler=part)
-    length = _length(dataloader.sampler)
-    _require(length, num, "sample")
-    if uneven == "error" and length % num:
-        raise TaskError(
-            f"{counted(length, 'sample')} can't be split evenly over {num} ranks",
-            fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
-        )
-    if _is_torchs(dataloader.sampler, dataloader.dataset):
-        shuffle, ranks = type(dataloader.sampler) is RandomSampler, (num, state.data_rank)
-        sampler: Any = DistributedSampler(
-            dataloader.dataset, *ranks, shuffle=shuffle, seed=seed, drop_last=uneven == "drop"
+    sampler: Any = dataloader.sampler
+    if uneven and _is_torchs(sampler, dataloader.dataset):
+        sampler = DistributedSampler(
+            dataloader.dataset,
+            num_ranks,
+            rank,
+            shuffle=type(sampler) is RandomSampler,
+            seed=seed or 0,
+            drop_last=uneven == "drop",
         )
     else:
-        sampler = RankPart(dataloader.sampler, state.data_rank, num, seed, even=uneven)
-    return _with_sampler(dataloader, sampler)
+        sampler = RankPart(sampler, rank, num_ranks, seed, even=uneven)
+    batches = dataloader.batch_sampler
+    if batches is not None:  # of the class that the loader makes itself, torch's or torchdata's
+        batches = type(batches)(sampler, dataloader.batch_size, dataloader.drop_last)
+    return copy_with(dataloader, sampler=sampler, batch_sampler=batches)
 
 
-def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
-    """Returns a data loader of this rank's shard, so that all ranks together see each sample once.
-
-    A set of fewer samples than ranks, and an iterable that can't be sharded, stay whole.
-    """
-    if is_too_small(dataloader, state):
-        return dataloader
-    if isinstance(dataloader, (Cycled, Zipped)):
-        return dataloader.with_parts(lambda idx, one: sharded_for_evaluation(one, state))
-    if _is_list(dataloader):
-        return dataloader[state.data_rank :: state.data_world_size]
-    if not is_map_style(dataloader) or _num_replicas(dataloader):
-        return dataloader
-    ranks = state.data_rank, state.data_world_size, state.settings.seed
-    if not _has_plain_batches(dataloader):
-        return copy_with(dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *ranks))
-    return _with_sampler(dataloader, RankPart(dataloader.sampler, *ranks))
-
-
-def is_split_here(dataloader: Any) -> bool:
-    """Whether this module shards it, so that all ranks must have the same samples; not of combined ones."""
-    if isinstance(dataloader, (Cycled, Zipped)):
-        return False
-    return _is_list(dataloader) or (is_map_style(dataloader) and not _num_replicas(dataloader))
-
-
-def splits_itself(dataloader: Any) -> bool:
-    """Returns whether only the iterable itself can shard; whether it does isn't known."""
-    if isinstance(dataloader, (Cycled, Zipped)):
-        return any(map(splits_itself, innermost(dataloader)))
-    known = _is_list(dataloader) or is_map_style(dataloader)
-    return not known and not isinstance(dataloader, NoData)
-
-
-def is_too_small(dataloader: Any, state: State) -> bool:
-    """Returns whether there are fewer samples than ranks, so that each rank evaluates all of them."""
-    if isinstance(dataloader, (Cycled, Zipped)):
-        return any(is_too_small(one, state) for one in innermost(dataloader))
-    if _is_list(dataloader):
-        return len(dataloader) < state.data_world_size
-    if not is_map_style(dataloader) or _num_replicas(dataloader):
-        return False
-    plain = _has_plain_batches(dataloader)
-    sampler = dataloader.sampler if plain else dataloader.batch_sampler
-    return _length(sampler) < state.data_world_size
+def rank_batches(dataloader: Any, rank: int, num_ranks: int, seed: int | None) -> Any:
+    """Returns a data loader with this rank's batches of a batch sampler of the user's."""
+    part = RankPart(dataloader.batch_sampler, rank, num_ranks, seed)
+    return copy_with(dataloader, batch_sampler=part)
 
 
 class RankPart(Sampler[Any]):
@@ -227,10 +166,11 @@ class UnevenSteps(Sampler[list[Any]]):
         return rest > 0 and not self._drop_last and not is_too_small
 
 
-def shared_order(dataloader: Any) -> dict[str, Any]:
-    """Returns what the order of a map-style data loader depends on: its kind, number of ranks, seed ..."""
-    sampler, ranks = dataloader.sampler, _num_replicas(dataloader)
-    if not _has_plain_batches(dataloader) or dataloader.batch_sampler is None:
+def shared_order(loader: MapStyleLoader) -> dict[str, Any]:
+    """Returns what the order of a data loader depends on: its kind, the number of ranks, a seed."""
+    sampler = loader.dataloader.sampler
+    ranks = loader.num_replicas
+    if not loader.has_plain_batches or loader.dataloader.batch_sampler is None:
         return {"kind": "its own batches", "ranks": ranks or 1}
     if type(sampler) is DistributedSampler:
         return {
@@ -245,37 +185,43 @@ def shared_order(dataloader: Any) -> dict[str, Any]:
     return {"kind": "its own ranks" if ranks else "drawn", "ranks": ranks or 1}
 
 
-def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
+def order_as(
+    order: Mapping[str, Any], loader: MapStyleLoader, rank: int, world_size: int
+) -> RankPart:
     """Returns a sampler of this rank's shard of a saved order.
 
     Args:
         order: what `shared_order` returned, maybe with another number of ranks.
-        dataloader: with these ranks; it makes batches of its sampler's samples.
+        loader: with these ranks; it makes batches of its sampler's samples.
+        rank, world_size: this rank, of how many.
 
     Raises:
         TaskError: the order depends on the number of ranks.
     """
-    kind, even = order["kind"], order.get("even", "pad")
-    mine = dataloader.sampler
+    kind = order["kind"]
+    even = order.get("even", "pad")
+    dataset = loader.dataloader.dataset
+    sampler = loader.dataloader.sampler
     if kind == "distributed":
-        shuffle, seed = order["shuffle"], order["seed"]
-        whole: Any = DistributedSampler(dataloader.dataset, 1, 0, shuffle=shuffle, seed=seed)
-    elif kind in ("seeded", "drawn") and type(mine) is DistributedSampler:
-        # Made of one of torch's; see `sharded_for_training`.
-        shuffled = RandomSampler(dataloader.dataset, generator=dataloader.generator)
-        whole = shuffled if mine.shuffle else SequentialSampler(dataloader.dataset)
-        even = "drop" if mine.drop_last else "pad"
-    elif kind in ("seeded", "drawn") and not _num_replicas(dataloader):
-        whole = mine
-    elif kind in ("seeded", "drawn") and type(mine) is RankPart:
-        whole, even = mine.sampler, mine.even
+        shuffle = order["shuffle"]
+        whole: Any = DistributedSampler(dataset, 1, 0, shuffle=shuffle, seed=order["seed"])
+    elif kind in ("seeded", "drawn") and type(sampler) is DistributedSampler:
+        # `rank_samples` has put it in place of one of torch's.
+        shuffled = RandomSampler(dataset, generator=loader.dataloader.generator)
+        whole = shuffled if sampler.shuffle else SequentialSampler(dataset)
+        even = "drop" if sampler.drop_last else "pad"
+    elif kind in ("seeded", "drawn") and not loader.num_replicas:
+        whole = sampler
+    elif kind in ("seeded", "drawn") and type(sampler) is RankPart:
+        whole = sampler.sampler
+        even = sampler.even
     else:
         raise TaskError(
             f"the train data loader has {kind}, made for {order['ranks']} ranks, of which "
             f"{world_size} can't take the same samples a step",
             fix=f"resume with {order['ranks']} ranks, or from a checkpoint at the end of an epoch",
         )
-    if kind == "drawn" and dataloader.drop_last:
+    if kind == "drawn" and loader.dataloader.drop_last:
         even = "drop"  # what one process left out
     seed = order["seed"] if kind == "seeded" else None
     return RankPart(whole, rank, world_size, seed, even, order["ranks"])
@@ -299,45 +245,3 @@ def _is_torchs(sampler: Any, dataset: Any) -> bool:
     if type(sampler) not in (RandomSampler, SequentialSampler):
         return False
     return len(sampler) == len(dataset) and not getattr(sampler, "replacement", False)
-
-
-def _is_list(dataloader: Any) -> bool:
-    return isinstance(dataloader, Sequence) and not isinstance(dataloader, str)
-
-
-def _num_replicas(dataloader: Any) -> int:
-    """Returns how many ranks a sampler shards for: torch's, or one with `num_replicas`; 0 if none does."""
-    samplers = (*samplers_of(dataloader.sampler), *samplers_of(dataloader.batch_sampler))
-    return next((num for one in samplers if (num := getattr(one, "num_replicas", None))), 0)
-
-
-def _has_plain_batches(dataloader: Any) -> bool:
-    """Returns whether batches are made of its sampler's samples, not by a batch sampler of the user's."""
-    return dataloader.batch_size is not None or dataloader.batch_sampler is None
-
-
-def _with_sampler(dataloader: Any, sampler: Sampler[Any]) -> Any:
-    batches = dataloader.batch_sampler
-    if batches is not None:  # of the class that the loader makes itself, torch's or torchdata's
-        batches = type(batches)(sampler, dataloader.batch_size, dataloader.drop_last)
-    return copy_with(dataloader, sampler=sampler, batch_sampler=batches)
-
-
-def _length(sampler: Any) -> int:
-    try:
-        return len(sampler)
-    except TypeError as error:
-        raise TaskError(
-            f"a {type(sampler).__name__} without a length can't be split over ranks",
-            fix="give it `__len__`; or `num_replicas`, if it yields what is this rank's alone",
-        ) from error
-
-
-def _require(number: int, world_size: int, singular: str, plural: str = "") -> None:
-    if number < world_size:
-        has = counted(number, singular, plural)
-        most = counted(max(number, 1), "process", "processes")
-        raise TaskError(
-            f"the train data loader has {has}, fewer than the {world_size} ranks",
-            fix=f"train in {most} at most, or give it more data",
-        )

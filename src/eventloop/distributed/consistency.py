@@ -9,8 +9,7 @@ from zlib import crc32
 
 from torch import Tensor
 
-from eventloop.data.combined import innermost, is_map_style
-from eventloop.data.sharding import is_split_here
+from eventloop.data.loaders import Loader, MapStyleLoader, loader_of
 from eventloop.errors import EventloopError, first_of
 from eventloop.naming import full_name
 from eventloop.training.sharded_tensors import indices_of, local, sharded
@@ -110,20 +109,25 @@ def schedules_of(state: State) -> dict[str, Any]:
 
 def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
     """Returns the lengths of a data loader that eventloop shards; other lengths may differ."""
-    parts = list(innermost(dataloader))
-    if parts[0] is not dataloader:
-        named = ((f"{name}.{idx}", one) for idx, one in enumerate(parts))
-        return {key: value for one in named for key, value in lengths_of(*one).items()}
-    if not is_split_here(dataloader):
+    loader = loader_of(dataloader)
+    parts = list(loader.innermost())
+    if parts[0] is loader:
+        return _lengths_of_part(name, loader)
+    lengths: dict[str, Any] = {}
+    for idx, part in enumerate(parts):
+        lengths |= _lengths_of_part(f"{name}.{idx}", part)
+    return lengths
+
+
+def _lengths_of_part(name: str, loader: Loader) -> dict[str, Any]:
+    dataloader = loader.dataloader
+    if not loader.is_sharded_here:
         return {}
-    if not is_map_style(dataloader):
+    if not isinstance(loader, MapStyleLoader):
         return {f"{name}.batches": len(dataloader)}
-    sampler = dataloader.sampler
-    if dataloader.batch_size is None and dataloader.batch_sampler is not None:
-        sampler = dataloader.batch_sampler
     return {
         f"{name}.samples": length_hint(dataloader.dataset, -1),
-        f"{name}.drawn": length_hint(sampler, -1),
+        f"{name}.drawn": length_hint(loader.order_sampler, -1),
         f"{name}.batch_size": dataloader.batch_size,
         f"{name}.drop_last": dataloader.drop_last,
     }

@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from eventloop.data.sharding import (
-    is_too_small,
-    sharded_for_evaluation,
-    sharded_for_training,
-    splits_itself,
-)
+from eventloop.data.loaders import loader_of
 from eventloop.distributed.collectives import (
     average_gradients,
     take_from_first,
@@ -72,20 +67,23 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def build_train_dataloader(self, state: State) -> Any:
         dataloader = yield
-        self._split_themselves["train"] = splits_itself(dataloader)
+        self._split_themselves["train"] = loader_of(dataloader).may_shard_itself
         self._lengths |= lengths_of("train", dataloader)
-        return sharded_for_training(dataloader, state)
+        return loader_of(dataloader).training_shard(state)
 
     @hookimpl(wrapper=True)
     def build_eval_dataloaders(self, state: State) -> Any:
         dataloaders = yield
-        parts = {name: sharded_for_evaluation(one, state) for name, one in dataloaders.items()}
-        small = (name for name, one in dataloaders.items() if is_too_small(one, state))
-        for name, one in dataloaders.items():
-            self._split_themselves[f"eval/{name}"] = splits_itself(one)
-            self._lengths |= lengths_of(f"eval/{name}", one)
-        self._seen_whole = {f"eval/{name}" for name in small}
-        return parts
+        shards = {}
+        self._seen_whole = set()
+        for name, dataloader in dataloaders.items():
+            loader = loader_of(dataloader)
+            shards[name] = loader.evaluation_shard(state)
+            if loader.is_smaller_than(state.data_world_size):
+                self._seen_whole.add(f"eval/{name}")
+            self._split_themselves[f"eval/{name}"] = loader.may_shard_itself
+            self._lengths |= lengths_of(f"eval/{name}", dataloader)
+        return shards
 
     @hookimpl(wrapper=True)
     def build_metrics(self, state: State, dataset: str) -> Any:

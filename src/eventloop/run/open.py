@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from eventloop.checkpoint.capture import described
 from eventloop.checkpoint.locations import storage_of
 from eventloop.checkpoint.structure import restore_trained
-from eventloop.data.combined import first_batch
 from eventloop.data.iterable_sources import restored_loader_state
+from eventloop.data.loaders import first_batch
 from eventloop.distributed import join_processes
 from eventloop.distributed.consistency import require_same_run
 from eventloop.errors import SettingError, a

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from eventloop.checkpoint.saver import interval_of
-from eventloop.data.combined import NoData, is_endless, known_length
+from eventloop.data.combined import NoData
+from eventloop.data.loaders import loader_of
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
 from eventloop.fixes import as_set
@@ -62,7 +63,7 @@ def check_memory(state: State) -> None:
 def check_eval_dataloaders(state: State) -> None:
     """Raises TaskError if an eval data loader is known to have no batch."""
     for name, dataloader in state.eval_dataloaders.items():
-        if known_length(dataloader) == 0:
+        if loader_of(dataloader).num_batches == 0:
             raise TaskError(
                 f"the eval data loader {name!r} has no batch",
                 fix="give it data, or leave it out of Task(eval_dataloaders=...); drop_last=True "
@@ -177,7 +178,7 @@ def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None
         )
     asked = ("should_end_epoch", "should_rebuild_dataloader")
     may_end_early = any(assembly.implementations[name] for name in asked)
-    if is_endless(state.train_dataloader) and end.unit == "ep" and not may_end_early:
+    if loader_of(state.train_dataloader).is_endless and end.unit == "ep" and not may_end_early:
         raise TaskError(
             f"the run is to end after {end}, but an epoch of a data loader that is cycled has no end",
             fix="count the run in batches, max_duration=1000ba, or put one that ends beside it: "
@@ -196,7 +197,7 @@ def _warn_of_endless_epochs(state: State) -> None:
     """Warns if a run saves after each epoch, but its epochs never end."""
     interval = interval_of(state.settings)
     in_epochs = interval is not None and interval.unit == "ep"
-    if state.rank == 0 and in_epochs and is_endless(state.train_dataloader):
+    if state.rank == 0 and in_epochs and loader_of(state.train_dataloader).is_endless:
         warnings.warn(
             f"checkpoint_interval is {interval}, but an epoch of this run has no end, so that it is "
             "saved at its start and its end alone; count it in batches: 500ba",

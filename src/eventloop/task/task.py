@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
-from eventloop.data.combined import sample_counter
+from eventloop.data.loaders import loader_of
 from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, a, closest
 from eventloop.hook_markers import hookimpl
@@ -315,7 +315,7 @@ def _count_hook(
         samples = tokens = 0
         for part in microbatches_of(batch):
             if samples_of is None:
-                samples += sample_counter(state.train_dataloader)(part)
+                samples += loader_of(state.train_dataloader).num_samples(part)
             else:
                 samples += _whole(samples_of(state, part), "num_samples", at_least=1)
             if state.batch is None:  # on the device, reading its tokens could wait

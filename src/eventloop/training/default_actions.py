@@ -15,7 +15,8 @@ from torch.optim import LBFGS, Optimizer
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
-from eventloop.data.combined import NoData, sample_counter, split_batch
+from eventloop.data.combined import NoData
+from eventloop.data.loaders import loader_of
 from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
 from eventloop.errors import TaskError, a
@@ -165,7 +166,7 @@ class Defaults:
     def count_batch(self, state: State, batch: Any) -> Count:
         if state.train_dataloader is not self._counted_dataloader:
             self._counted_dataloader = state.train_dataloader
-            self._num_samples = sample_counter(state.train_dataloader)
+            self._num_samples = loader_of(state.train_dataloader).num_samples
         samples = self._num_samples(batch)
         if self._count.samples != samples:
             self._count = Count(samples, 0)
@@ -189,7 +190,7 @@ class Defaults:
             return state.batch.parts
         if size is None:
             return [state.batch]
-        return split_batch(state.train_dataloader, state.batch, size)
+        return loader_of(state.train_dataloader).split(state.batch, size)
 
     @hookimpl
     def forward(self, state: State) -> Any:

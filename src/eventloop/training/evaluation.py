@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from eventloop.data.combined import FirstBatches, known_length, too_few
-from eventloop.data.iterable_sources import to_evaluate
+from eventloop.data.combined import FirstBatches
+from eventloop.data.loaders import loader_of
 from eventloop.data.map_style import iterate
 from eventloop.data.microbatches import microbatches_of
+from eventloop.data.too_few_batches import too_few
 from eventloop.errors import TaskError, counted, first_of
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
@@ -132,7 +133,8 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
         try:
             batch = next(batches)
         except StopIteration as error:
-            if num_batches < (length := known_length(dataloader) or 0):
+            length = loader_of(dataloader).num_batches or 0
+            if num_batches < length:
                 raise too_few(what, num_batches, length) from error
             break
         except Exception as error:
@@ -152,7 +154,7 @@ def _read_from(dataloader: Any) -> Any:
     """Returns what to take batches from; of a loader whose workers stay always the same."""
     copy = _copies.get(dataloader) if isinstance(dataloader, DataLoader) else None
     if copy is None:
-        copy = to_evaluate(dataloader)
+        copy = loader_of(dataloader).for_evaluation()
         if copy is not dataloader and dataloader.persistent_workers:
             _copies[dataloader] = copy
     return copy

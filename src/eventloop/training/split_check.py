@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from eventloop.data.combined import split_batch
+from eventloop.data.loaders import loader_of
 from eventloop.errors import counted
 from eventloop.hook_markers import hookimpl
 from eventloop.training.auto_microbatch import ChangedByPasses
@@ -92,7 +92,8 @@ class SplitCheck:
         None if this batch has one sample, so that a later one has to be looked at.
         """
         size = max(2, state.microbatch_size or 2)
-        whole = split_batch(state.train_dataloader, state.batch, size)[0]
+        loader = loader_of(state.train_dataloader)
+        whole = loader.split(state.batch, size)[0]
         plans = {name: self._active.unwrapped(name, state) for name in ("forward", "loss")}
         weigh = self._active.unwrapped("weigh_microbatch", state)
         count = self._active.unwrapped("count_batch", state)
@@ -104,7 +105,7 @@ class SplitCheck:
                 fewest_samples = min(state.all_gather(samples))
             if fewest_samples < 2:
                 return None
-            halves = split_batch(state.train_dataloader, whole, math.ceil(samples / 2))
+            halves = loader.split(whole, math.ceil(samples / 2))
             losses = []
             weights = []
             for batch in (whole, whole, *halves):
