@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Sampler
 
+from eventloop.object_state.generators import encode_generator
 from eventloop.object_state.tracked import TrackedObjects
-from eventloop.object_state.values import Encoder, encode_generator
+from eventloop.object_state.values import Encoder
 from eventloop.rng import is_generator, tensors_to_arrays
 
 _ROOT = "sampler"
