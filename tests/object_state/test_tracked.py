@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import enum
 import io
 import itertools
@@ -137,7 +138,7 @@ def test_what_is_made_in_the_run_and_can_not_be_saved_is_named(late):
 
     state = objects.state_dict()
     assert state["lost"].keys() == {"root.parts[0].handle"}
-    assert re.match("it holds a|the position", state["lost"]["root.parts[0].handle"])
+    assert re.match("it holds a|it is an iterator", state["lost"]["root.parts[0].handle"])
 
 
 def test_a_container_that_holds_too_much_is_named():
@@ -156,7 +157,7 @@ def test_a_shape_that_the_new_process_builds_otherwise_is_left_and_named():
     old.counts[0] = 1
     new = SimpleNamespace(counts=np.zeros(5))
 
-    with pytest.warns(UserWarning, match=r"root\.counts has the shape \(5,\), and had \(3,\)"):
+    with pytest.warns(UserWarning, match=r"root\.counts has the shape \(5,\), and had \(3,\) in"):
         TrackedObjects({"root": new}).load_state_dict(objects.state_dict())
 
     assert new.counts.tolist() == [0] * 5
@@ -409,3 +410,123 @@ def test_a_file_to_read_is_named():
         objects = TrackedObjects({"root": SimpleNamespace(file=file)})
 
         assert list(objects.state_dict()["lost"]) == ["root.file"]
+
+
+class Sample:
+    def __init__(self, number):
+        self.number, self.scores = number, []
+
+
+MANY = {
+    "an attribute": lambda samples: setattr(samples[700], "number", -1),
+    "a list in an attribute": lambda samples: samples[700].scores.append(0.5),
+    "an entry": lambda samples: samples.__setitem__(700, Sample(-1)),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_change_in_more_objects_than_are_entered_is_named(name):
+    """Only a long list itself is compared, and that as a whole."""
+    root = SimpleNamespace(samples=[Sample(idx) for idx in range(1001)])
+    objects = TrackedObjects({"root": root})
+    assert objects.state_dict()["lost"] == {}
+
+    MANY[name](root.samples)
+
+    lost = objects.state_dict()["lost"]
+    assert list(lost) == ["root.samples"]
+    assert "1,001 entries" in lost["root.samples"]
+    assert "keep what changes in an array" in lost["root.samples"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [[idx] for idx in range(1500)],
+        lambda: {idx: [idx] for idx in range(1500)},
+        lambda: [np.zeros(2) for _ in range(1500)],
+        lambda: [torch.zeros(2) for _ in range(1500)],
+        lambda: [random.Random(idx) for idx in range(1500)],
+    ],
+)
+def test_a_change_in_many_built_in_values_is_saved(make):
+    """No class of the task has to be made for them."""
+
+    def change(root):
+        entry = root.parts[1400]
+        if isinstance(entry, random.Random):
+            entry.random()
+        else:
+            entry[0] = 7
+
+    def probe(root):
+        entry = root.parts[1400]
+        return entry.random() if isinstance(entry, random.Random) else float(entry[0])
+
+    expected, actual = resumed(lambda: SimpleNamespace(parts=make()), change, probe)
+
+    assert actual == expected
+
+
+def test_of_many_objects_that_are_read_by_index_changed_numbers_are_named():
+    """Losses of samples decide what comes next; what is read into a sample is a cache."""
+    root = SimpleNamespace(samples=[SimpleNamespace(loss=0.0, pixels=None) for _ in range(1001)])
+    objects = TrackedObjects({"root": root}, needs_all=False)
+
+    root.samples[3].pixels = bytes(10)
+    assert objects.state_dict()["lost"] == {}
+
+    root.samples[5].loss = 0.5
+    assert list(objects.state_dict()["lost"]) == ["root.samples"]
+
+
+def make_groups():
+    """Returns more objects than a walk enters, in lists that are short enough."""
+    groups = [[Sample(idx) for idx in range(900)] for _ in range(25)]
+    return SimpleNamespace(rate=0.1, tables={"groups": groups})
+
+
+def test_more_objects_than_a_walk_enters_are_named_at_the_start_and_when_they_change():
+    """With where they are, what it means for a resume, and what to do."""
+    root = make_groups()
+    message = (
+        r"first 20,000 objects of root are looked at .* most of them are in "
+        r"root.tables\['groups'\]\. .* must be allowed\. Keep many small objects as an array"
+    )
+    with pytest.warns(UserWarning, match=message):
+        objects = TrackedObjects({"root": root})
+    assert objects.state_dict()["lost"] == {}
+
+    root.tables["groups"][24][899].number = -1
+
+    lost = objects.state_dict()["lost"]
+    assert list(lost) == ["root.tables['groups']"]
+    assert "the run has changed others" in lost["root.tables['groups']"]
+
+
+def test_an_object_that_is_freed_and_one_in_its_memory_differ():
+    """Python gives a new object the address of the last that it has freed."""
+    root = SimpleNamespace(value=datetime.date(2026, 1, 1))
+    objects = TrackedObjects({"root": root})
+    address = id(root.value)
+
+    root.value = None
+    others = [datetime.date(2026, 1, day) for day in range(2, 9)]
+    root.value = next((value for value in others if id(value) == address), others[0])
+
+    assert list(objects.state_dict()["lost"]) == ["root.value"]
+
+
+def test_an_entry_of_a_large_array_or_list_is_seen():
+    """A replay buffer changes by an entry at a time."""
+
+    def make():
+        return SimpleNamespace(rewards=np.zeros(100_000), steps=[(0, 0.0)] * 10_000)
+
+    def change(root):
+        root.rewards[77_777] = 1.5
+        root.steps[7_777] = (3, 0.5)
+
+    expected, actual = resumed(make, change, lambda root: (root.rewards[77_777], root.steps[7_777]))
+
+    assert actual == expected == (1.5, (3, 0.5))

@@ -6,11 +6,12 @@ import argparse
 import random
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.object_state import walk as module
-from eventloop.object_state.walk import walk
+from eventloop.object_state.walk import walk, where_most_are
 
 _counts = {"calls": 0}
 
@@ -68,21 +69,35 @@ def test_an_object_is_visited_once_and_cycles_end():
 
     result = walk({"root": root})
 
-    assert result.is_complete
+    assert not result.beyond
     assert result.objects["root.first"] is root.first
     assert "root.second" not in result.objects
     assert "root.itself.first" not in result.locations
 
 
 def test_a_walk_is_bounded(monkeypatch):
-    """A data set of a million objects costs no more than one of the bound."""
+    """What lies beyond the bound is listed, so that a change of it can be seen."""
     monkeypatch.setattr(module, "MAX_OBJECTS", 50)
     root = argparse.Namespace(parts=[argparse.Namespace(idx=idx) for idx in range(100)])
 
     result = walk({"root": root})
 
-    assert not result.is_complete
-    assert len(result.objects) <= 50
+    assert len(result.objects) == 50
+    assert {location.path for location in result.beyond} >= {"root.parts[60]", "root.parts[99]"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["a.parts[0]", "a.parts[1]", "a.parts[2].n", "a.rate"], "a.parts"),
+        (["a['x y'].n", "a['x y'].m", "b"], "a['x y']"),
+        (["a", "b"], ""),
+        ([], ""),
+    ],
+)
+def test_where_most_objects_are_is_a_path_that_more_than_half_begin_with(paths, expected):
+    """A user looks there first."""
+    assert where_most_are(paths) == expected
 
 
 def test_workers_of_a_data_loader_are_not_entered():

@@ -85,7 +85,7 @@ def is_entered(value: Any) -> bool:
         return True
     if isinstance(value, weakref.ref):
         return True
-    return _is_entered_class(kind) and (attributes_of(value) is not None or bool(slots_of(value)))
+    return is_entered_class(kind) and (attributes_of(value) is not None or bool(slots_of(value)))
 
 
 def is_value_container(container: Any, depth: int = 0) -> bool:
@@ -165,7 +165,8 @@ def _installed_folders() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_entered_class(kind: Any) -> bool:
+def is_entered_class(kind: Any) -> bool:
+    """Returns whether the state of a class's instances is in attributes."""
     if issubclass(kind, _STDLIB_TYPES):
         return True
     module_name: str = kind.__module__

@@ -3,31 +3,85 @@
 from __future__ import annotations
 
 import array
+import gc
 import itertools
+import operator
 import zlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eventloop.devices import kind_of
+from eventloop.object_state.attributes import attributes_of
 from eventloop.object_state.entering import (
     CONTAINER_TYPES,
+    MAX_ENTRIES,
     PLAIN_TYPES,
     has_identity,
+    is_entered_class,
     is_numpy_scalar,
     is_seed_source,
 )
 from eventloop.object_state.generators import encode_seed_source
 from eventloop.object_state.not_savable import NotSavableError
-from eventloop.object_state.tensor_memory import is_plain_tensor
+from eventloop.object_state.tensor_memory import MAX_BYTES, is_plain_tensor
 from eventloop.object_state.values import Encoder, plain_array
 from eventloop.rng import is_generator
 
-_NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
-_NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
-_MAX_COMPARED = 1_000_000  # entries of a list of plain values
+_NUM_SAMPLED = 4096  # entries of a large tensor or array, and of a long list of plain values
+_MAX_COMPARED = 1_000_000  # references of a long container
+
+
+class Identities:
+    """Objects that equal others only if they are the same objects, or equal plain values.
+
+    They are referenced: the identity of a deleted object is used again, often at once.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Identities) or len(self._values) != len(other._values):
+            return False
+        if all(map(operator.is_, self._values, other._values)):  # a hundred times as fast
+            return True
+        return all(map(_is_same, self._values, other._values))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(type, self._values)))
+
+    def differs_in_numbers(self, other: Identities) -> bool:
+        """Returns whether a number in place of another is among the differences."""
+        pairs = zip(self._values, other._values, strict=False)
+        return any(
+            type(value) in _NUMBERS and type(after) in _NUMBERS and value != after
+            for value, after in pairs
+            if value is not after
+        )
+
+
+class Many(NamedTuple):
+    """The fingerprint of many objects.
+
+    Attributes:
+        references: the objects, and what they refer to.
+        contents: fingerprints of the tensors, arrays and generators among these.
+    """
+
+    references: Identities
+    contents: list[Any]
+
+
+_NUMBERS = (int, float, bool)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    return type(value) is type(other) and type(value) in PLAIN_TYPES and bool(value == other)
 
 
 def fingerprint(value: Any) -> Any:
@@ -46,17 +100,18 @@ def fingerprint(value: Any) -> Any:
         return kind, value.tobytes()
     if kind.__module__ in ("builtins", "itertools") and not has_identity(value):
         return _fingerprint_of_builtin(value)
-    return kind, id(value)
+    return Identities((value,))
 
 
-def fingerprint_of_contents(value: Any) -> Any:
+def fingerprint_of_contents(value: Any, visited: Collection[int] = ()) -> Any:
     """Returns what differs if a container, tensor, array or generator has other contents.
 
-    Of large contents only some entries are compared.
+    Args:
+        visited: identities of objects that are compared by themselves.
     """
     kind = type(value)
     if kind in CONTAINER_TYPES:
-        return len(value), _fingerprint_of_entries(value)
+        return len(value), _fingerprint_of_entries(value, visited)
     if isinstance(value, Tensor):
         return _fingerprint_of_tensor(value)
     if is_generator(value):
@@ -65,23 +120,75 @@ def fingerprint_of_contents(value: Any) -> Any:
         return repr(encode_seed_source(value))
     if kind in (bytearray, array.array):
         return bytes(value)
-    return _fingerprint_of_array(value)
+    return _fingerprint_of_array(value, visited)
 
 
-def _fingerprint_of_entries(container: Any) -> Any:
-    entries: Iterable[Any] = container
+def fingerprint_of_many(objects: Iterable[Any], visited: Collection[int] = ()) -> Many:
+    """Returns what differs if any of many objects, or what they refer to, has changed.
+
+    The garbage collector's view of objects is a hundred times as fast as a walk, and enough to see
+    whether there is a change. It needs the same layout each time: CPython makes the `__dict__` of
+    an instance when it is first asked for.
+    """
+    layer = list(itertools.islice(objects, _MAX_COMPARED))
+    references = [*layer]
+    contents: list[Any] = []
+    seen = set(visited)
+    while layer and len(references) <= _MAX_COMPARED:
+        samples = dict(zip(map(type, layer), layer, strict=True))  # an instance of each class
+        contents += _contents_in(layer, samples)
+        holders = _holders_in(layer, samples.keys(), seen)
+        seen.update(map(id, holders))
+        layer = gc.get_referents(*holders)
+        references += layer
+    return Many(Identities(references), contents)
+
+
+def _contents_in(layer: list[Any], samples: Mapping[type, Any]) -> list[Any]:
+    """Returns fingerprints of tensors, arrays and generators, which change without new references."""
+    kinds = {
+        kind
+        for kind, sample in samples.items()
+        if kind not in CONTAINER_TYPES and has_identity(sample)
+    }
+    if not kinds:
+        return []
+    # A generator always differs.
+    return [
+        object() if is_generator(value) else fingerprint_of_contents(value)
+        for value in layer
+        if type(value) in kinds
+    ]
+
+
+def _holders_in(layer: list[Any], kinds: Collection[Any], seen: set[int]) -> list[Any]:
+    """Returns the objects that refer to others, each once."""
+    followed = {kind for kind in kinds if kind in CONTAINER_TYPES or is_entered_class(kind)}
+    holders = layer
+    if len(followed) < len(kinds):
+        holders = [value for value in layer if type(value) in followed]
+    identities = set(map(id, holders))
+    if len(identities) < len(holders) or not identities.isdisjoint(seen):
+        unseen = {id(value): value for value in holders if id(value) not in seen}
+        holders = list(unseen.values())
+    if any(kind.__dictoffset__ for kind in followed):
+        for holder in holders:
+            attributes_of(holder)
+    return holders
+
+
+def _fingerprint_of_entries(container: Any, visited: Collection[int] = ()) -> Any:
+    entries = list(container)
     if isinstance(container, dict):
-        entries = itertools.chain(container.keys(), container.values())
-    if isinstance(container, (set, frozenset)):
-        return frozenset(map(fingerprint, container))
-    entries = list(entries)
-    if len(entries) > _NUM_SAMPLED:
-        has_objects = not set(map(type, entries)) <= PLAIN_TYPES
-        num_compared = _NUM_SAMPLED_OBJECTS if has_objects else _MAX_COMPARED
-        entries = entries[:: 1 + len(entries) // num_compared]
-        if not has_objects:
-            return hash(tuple(entries))
-    return tuple(map(fingerprint, entries))
+        entries += container.values()
+    if len(container) > MAX_ENTRIES:  # its entries aren't entered
+        if not set(map(type, entries)) <= PLAIN_TYPES:
+            return fingerprint_of_many(entries, visited)
+        if isinstance(container, (set, frozenset)):
+            return frozenset(entries)
+        return hash(tuple(entries[:: 1 + len(entries) // _MAX_COMPARED]))
+    is_ordered = not isinstance(container, (set, frozenset))
+    return (tuple if is_ordered else frozenset)(map(fingerprint, entries))
 
 
 def _fingerprint_of_tensor(tensor: Tensor) -> Any:
@@ -97,12 +204,16 @@ def _fingerprint_of_tensor(tensor: Tensor) -> Any:
     return *facts, zlib.crc32(sample.view(torch.uint8).numpy().tobytes())
 
 
-def _fingerprint_of_array(values: Any) -> Any:
+def _fingerprint_of_array(values: Any, visited: Collection[int]) -> Any:
     facts = values.shape, str(values.dtype)
     if values.dtype.hasobject:
-        return *facts, tuple(map(fingerprint, values.flat)) if values.size < _NUM_SAMPLED else None
+        if values.size > MAX_ENTRIES:
+            return *facts, fingerprint_of_many(values.flat, visited)
+        return *facts, tuple(map(fingerprint, values.flat))
     flat = plain_array(values).reshape(-1)
-    return *facts, zlib.crc32(flat[:: max(1, flat.size // _NUM_SAMPLED)].tobytes())
+    # An array has no version counter, so that whatever could be saved is compared as a whole.
+    step = 1 if values.nbytes <= MAX_BYTES else flat.size // _NUM_SAMPLED
+    return *facts, zlib.crc32(flat[::step].tobytes())
 
 
 def _fingerprint_of_builtin(value: Any) -> Any:
@@ -110,4 +221,4 @@ def _fingerprint_of_builtin(value: Any) -> Any:
     try:
         return type(value), repr(Encoder(lambda entry: None).encode(value))
     except NotSavableError:
-        return "object", id(value)
+        return Identities((value,))

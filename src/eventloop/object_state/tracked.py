@@ -40,11 +40,16 @@ from eventloop.object_state.entering import (
     is_entered,
     is_of_trainer,
 )
-from eventloop.object_state.fingerprints import fingerprint, fingerprint_of_contents
+from eventloop.object_state.fingerprints import (
+    Many,
+    fingerprint,
+    fingerprint_of_contents,
+    fingerprint_of_many,
+)
 from eventloop.object_state.not_savable import NotSavableError
 from eventloop.object_state.tensor_memory import MAX_BYTES, SharedMemory, is_plain_tensor
 from eventloop.object_state.values import Encoded, Encoder, class_name
-from eventloop.object_state.walk import Walk, walk
+from eventloop.object_state.walk import MAX_OBJECTS, Walk, walk, where_most_are
 from eventloop.rng import is_generator
 
 # Handles of a process. A run that makes them when it needs them makes them again.
@@ -97,6 +102,7 @@ class TrackedObjects:
         needs_all: whether all that the run has changed must be saved. Of objects that are read by
             index only iterators count: other values that can't be saved are files or caches.
         max_bytes: the largest size of the value of a location that is saved.
+        is_run_state: whether checkpoints have the state, so that a warning says what they lack.
 
     Attributes:
         lost: why the latest state lacks something, by the path of the location.
@@ -111,6 +117,7 @@ class TrackedObjects:
         *,
         needs_all: bool = True,
         max_bytes: int = MAX_BYTES,
+        is_run_state: bool = True,
     ) -> None:
         self._roots = dict(roots)
         # Referenced, so that no identity is used again.
@@ -122,7 +129,18 @@ class TrackedObjects:
         self._code_of_start: dict[str, Any] = {}
         self._has_saved = False
         self.lost: dict[str, str] = {}
-        self._remember(walk(self._roots, self._apart))
+        built = walk(self._roots, self._apart)
+        self._remember(built)
+        if built.beyond and is_run_state:
+            path = where_most_are(built.objects.keys())
+            warnings.warn(
+                f"only the first {MAX_OBJECTS:,} objects of {', '.join(self._roots)} are looked at for "
+                f"changes to save; most of them are in {path}. If the run changes others, its "
+                "checkpoints lack them, and a resume without them must be allowed. Keep many small "
+                "objects as an array or a tensor, or save what changes in state_dict and "
+                "load_state_dict of a plugin",
+                stacklevel=1,
+            )
 
     def state_dict(self, *, only_changes: bool = True) -> dict[str, Any]:
         """Returns what has changed since the objects were built.
@@ -137,14 +155,19 @@ class TrackedObjects:
         """
         current = self._walk()
         lost: dict[str, str] = {}
+        counts: dict[str, str] = {}
         # Contents first: values refer to objects in them.
         encoder = self._encoder(current)
-        contents = self._encoded_contents(current, encoder, lost, only_changes)
+        contents = self._encoded_contents(current, encoder, lost, counts, only_changes)
         values = self._encoded_values(current, encoder, lost, only_changes)
-        iterators = self._iterators_in(current)
-        lost |= dict.fromkeys(iterators, "the position of the iterator isn't readable")
+        self._note_changes_beyond(current, lost, counts)
         if not self._needs_all:
-            lost = {path: lost[path] for path in iterators}
+            lost = counts
+        for path in self._iterators_in(current):
+            lost[path] = (
+                "it is an iterator whose position Python doesn't show; keep an index or an "
+                "itertools.count in its place"
+            )
         self.lost = lost if only_changes else {}
         self._has_saved |= only_changes
         gone = self._deleted_attributes(current)
@@ -171,8 +194,10 @@ class TrackedObjects:
                 location.delete()
         if misfits:
             warnings.warn(
-                "the checkpoint has values that don't fit the objects of this run, and that stay as "
-                f"they are built: {first_of(misfits)}",
+                "the checkpoint has values that don't fit the objects of this run, which stay as they "
+                f"were built: {first_of(misfits)}. If you have changed the task or its data on purpose, "
+                "the run continues with these; otherwise resume it with the task and the versions of "
+                "packages that wrote the checkpoint, or start a new run in another run_dir",
                 stacklevel=2,
             )
 
@@ -199,8 +224,9 @@ class TrackedObjects:
         self._weight_paths = {
             path for path, value in built.objects.items() if id(value) in weight_ids
         }
+        self._beyond = self._fingerprint_beyond(built)
         self._contents = {
-            path: BuiltContents(fingerprint_of_contents(value), _shape_of(value))
+            path: BuiltContents(fingerprint_of_contents(value, self._paths), _shape_of(value))
             for path, value in built.objects.items()
             if has_identity(value) and path not in self._weight_paths
         }
@@ -220,7 +246,12 @@ class TrackedObjects:
     # The steps of `state_dict`
 
     def _encoded_contents(
-        self, current: Walk, encoder: Encoder, lost: dict[str, str], only_changes: bool
+        self,
+        current: Walk,
+        encoder: Encoder,
+        lost: dict[str, str],
+        counts: dict[str, str],
+        only_changes: bool,
     ) -> dict[str, Encoded]:
         """Returns the contents of built objects; those of new objects are where these are referred to."""
         contents: dict[str, Encoded] = {}
@@ -228,7 +259,8 @@ class TrackedObjects:
             built = self._contents.get(path)
             if built is None or self._objects[path] is not value:
                 continue
-            has_changed = built.fingerprint != fingerprint_of_contents(value)
+            current_fingerprint = fingerprint_of_contents(value, self._paths)
+            has_changed = built.fingerprint != current_fingerprint
             if only_changes and not has_changed and not is_generator(value):
                 continue
             with _noted(lost, path):
@@ -237,7 +269,35 @@ class TrackedObjects:
                 if built.shape is not None:
                     nest["built_shape"] = list(built.shape)
                 contents[path] = nest
+            many = _many_in(built.fingerprint)
+            if has_changed and path in lost and many is not None:
+                lost[path] = (
+                    f"it has {len(value):,} entries, and the objects in them, which the run has "
+                    f"changed, are saved of up to {MAX_ENTRIES:,}; keep what changes in an array"
+                )
+                if _differ_in_numbers(many, _many_in(current_fingerprint)):
+                    counts[path] = lost[path]
         return contents
+
+    def _note_changes_beyond(
+        self, current: Walk, lost: dict[str, str], counts: dict[str, str]
+    ) -> None:
+        """Notes that objects have changed that the walk hasn't reached."""
+        if not current.beyond:
+            return
+        beyond = self._fingerprint_beyond(current)
+        if beyond != self._beyond:
+            path = where_most_are(current.objects.keys())
+            lost[path] = (
+                f"it has more than the {MAX_OBJECTS:,} objects that are looked at, and the run has "
+                "changed others; keep what changes in an array"
+            )
+            if _differ_in_numbers(self._beyond, beyond):
+                counts[path] = lost[path]
+
+    def _fingerprint_beyond(self, current: Walk) -> Many:
+        values = [location.value for location in current.beyond]
+        return fingerprint_of_many(values, set(map(id, current.objects.values())))
 
     def _encoded_values(
         self, current: Walk, encoder: Encoder, lost: dict[str, str], only_changes: bool
@@ -257,7 +317,10 @@ class TrackedObjects:
             if built is not None and location.namespace is None:
                 # Usually an entry: the contents of its container have the change.
                 if has_changed and not _has_contents(current.objects.get(location.owner)):
-                    lost[path] = "it can't be replaced where it is"
+                    lost[path] = (
+                        "the run has replaced it in an object that can't be assigned to, such as "
+                        "default arguments; change a value in it instead"
+                    )
                 continue
             if not has_changed and (only_changes or type(value) not in PLAIN_TYPES):
                 continue
@@ -309,7 +372,9 @@ class TrackedObjects:
         """Raises NotSavableError unless the location exists in a new process, or is an attribute."""
         is_cell = location.namespace is not None and not location.is_deletable
         if is_cell and location.path not in self._locations:
-            raise NotSavableError("it was made since the run was built")
+            raise NotSavableError(
+                "it belongs to a function that the run has made; make the function in the task"
+            )
 
     def _require_small(self, nest: Encoded) -> None:
         if (num_bytes := _num_bytes(nest)) > self._max_bytes:
@@ -330,12 +395,12 @@ class TrackedObjects:
     def _misfit(self, path: str, nest: Encoded, target: Any) -> str | None:
         """Returns why an object can't take saved contents; None if it can."""
         if target is None or (path not in self._contents and not is_generator(target)):
-            return "isn't there"
+            return "doesn't exist"
         if not has_identity(target):
             return f"is {a(full_name(type(target)))}"
         shape = nest.get("built_shape")
         if shape is not None and tuple(shape) != tuple(target.shape):
-            return f"has the shape {tuple(target.shape)}, and had {tuple(shape)}"
+            return f"has the shape {tuple(target.shape)}, and had {tuple(shape)} in the saved run"
         return None
 
     def _load_values(
@@ -345,7 +410,7 @@ class TrackedObjects:
         for path, nest in values.items():
             location = locations.get(path) or self._new_location(path)
             if location is None:
-                yield f"{path} isn't there"
+                yield f"{path} doesn't exist"
                 continue
             value = decoder.decode(nest, location.value)
             if location.namespace is None or not _is_replaceable(location.value, value):
@@ -385,7 +450,7 @@ class TrackedObjects:
 @contextmanager
 def restored_objects(**roots: Any) -> Iterator[None]:
     """Restores objects after a block to what they were before it, as far as that can be saved."""
-    objects = TrackedObjects(roots)
+    objects = TrackedObjects(roots, is_run_state=False)
     state = objects.state_dict(only_changes=False)
     try:
         yield
@@ -417,6 +482,19 @@ def _classes_in(locations: Iterable[Location]) -> dict[str, type]:
             entries = [*value, *value.values()] if isinstance(value, dict) else [*value]
             waiting += [(entry, depth + 1) for entry in entries if type(entry) not in PLAIN_TYPES]
     return classes
+
+
+def _many_in(fingerprint: Any) -> Many | None:
+    """Returns the part of a fingerprint of contents that is about objects which aren't entered."""
+    last = fingerprint[-1] if isinstance(fingerprint, tuple) and fingerprint else None
+    return last if isinstance(last, Many) else None
+
+
+def _differ_in_numbers(built: Many | None, current: Many | None) -> bool:
+    """Returns whether numbers have changed. Other changes of a data set are those of a cache."""
+    if built is None or current is None:
+        return False
+    return built.references.differs_in_numbers(current.references)
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:

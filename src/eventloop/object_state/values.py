@@ -133,7 +133,10 @@ class Encoder:
             or is_seed_source(value)
             or (is_array(value) and kind is not sys.modules["numpy"].ndarray)
         ):
-            raise NotSavableError(f"it holds {a(full_name(kind))} that was made since")
+            raise NotSavableError(
+                f"it holds {a(full_name(kind))} that the run has made; make it in the task, and "
+                "let the run change its state"
+            )
         nest = self.encode_contents(value, depth)
         if kind is defaultdict:
             nest["factory"] = self._factory_name(value)
@@ -144,13 +147,18 @@ class Encoder:
             if container.default_factory is kind:
                 return name
         if self._class_names is not None:
-            raise NotSavableError("the factory of a defaultdict that was made since isn't saved")
+            raise NotSavableError(
+                "it holds a defaultdict with a factory function, made by the run; make it in the task"
+            )
         return None
 
     def _class_name(self, kind: type) -> str:
         name = class_name(kind)
         if self._class_names is not None and name not in self._class_names:
-            raise NotSavableError(f"the task has built no {full_name(kind)}")
+            raise NotSavableError(
+                f"it holds {a(full_name(kind))}, and nothing that the task builds has one, by which "
+                "a resumed run would find the class"
+            )
         return name
 
     def _encode_container(self, container: Any, depth: int) -> Encoded:
@@ -194,7 +202,7 @@ class Encoder:
             sequence, position = position_of(value)
             over = self.encode(sequence, depth + 1)
             return {"kind": "iterator", "over": over, "position": position}
-        raise NotSavableError(f"it holds {a(full_name(kind))}")
+        raise NotSavableError(f"it holds {a(full_name(kind))}, of which nothing can be saved")
 
 
 def class_name(kind: type) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from eventloop.object_state.entering import PLAIN_TYPES, has_identity, is_entere
 from eventloop.object_state.parts import locations_in
 from eventloop.rng import objects_of_global_generators
 
+# A walk over so many takes half a second, and each checkpoint takes one.
 MAX_OBJECTS = 20_000
 
 
@@ -20,12 +22,25 @@ class Walk(NamedTuple):
     Attributes:
         locations: by path, those near the roots first.
         objects: by path, all that were entered and all that can be changed in place.
-        is_complete: whether there were at most `MAX_OBJECTS`.
+        beyond: locations that weren't visited, because more than `MAX_OBJECTS` were entered.
     """
 
     locations: dict[str, Location]
     objects: dict[str, Any]
-    is_complete: bool
+    beyond: Collection[Location] = ()
+
+
+def where_most_are(paths: Collection[str]) -> str:
+    """Returns the longest path that more than half of these paths begin with."""
+    steps = [re.findall(r"\[[^\]]*\]|[.:]?[^.:\[]+", path) for path in paths]
+    prefix: list[str] = []
+    while steps:
+        step, count = Counter(path[len(prefix)] for path in steps).most_common(1)[0]
+        if 2 * count <= len(paths):
+            break
+        prefix.append(step)
+        steps = [path for path in steps if path[: len(prefix)] == prefix and path[len(prefix) :]]
+    return "".join(prefix)
 
 
 def walk(
@@ -60,4 +75,4 @@ def walk(
             if enters:
                 num_entered += 1
                 waiting.extend(locations_in(value, path))
-    return Walk(locations, objects, not waiting)
+    return Walk(locations, objects, waiting)
