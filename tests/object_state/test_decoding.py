@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -30,3 +32,24 @@ def test_a_nest_that_no_run_writes_is_refused(name):
     """Nothing is looked up by a name from a file, imported or called."""
     with pytest.raises((NotSavableError, LookupError, TypeError, ValueError)):
         Decoder({}, torch.device("cpu")).decode(HOSTILE[name])
+
+
+@pytest.mark.parametrize("size", [0, 7, 9, 2**20])
+def test_numbers_of_c_take_bytes_of_their_own_size_alone(size):
+    """A file can't write beyond their memory."""
+    number = ctypes.c_double(1.5)
+    nest = {"kind": "ctypes", "bytes": b"\1" * size}
+
+    with pytest.raises(ValueError, match="structure"):
+        Decoder({}, torch.device("cpu")).decode_contents(nest, number)
+
+    assert number.value == 1.5
+
+
+@pytest.mark.parametrize("target", [ctypes.c_char_p(b"a"), ctypes.pointer(ctypes.c_int(1)), [1]])
+def test_pointers_take_no_bytes(target):
+    """They would point wherever a file says."""
+    nest = {"kind": "ctypes", "bytes": b"\1" * 8}
+
+    with pytest.raises(NotSavableError):
+        Decoder({}, torch.device("cpu")).decode_contents(nest, target)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import collections
+import configparser
+import contextlib
+import ctypes
 import datetime
 import enum
+import graphlib
+import hashlib
 import io
 import itertools
 import logging
+import multiprocessing
 import os
 import queue
 import random
@@ -439,6 +445,15 @@ def test_a_change_in_more_objects_than_are_entered_is_named(name):
     assert "keep what changes in an array" in lost["root.samples"]
 
 
+def test_iterators_among_many_objects_are_named():
+    """Python doesn't show where they are."""
+    root = SimpleNamespace(sources=[(number for number in range(3)) for _ in range(1001)])
+
+    lost = TrackedObjects({"root": root}, needs_all=True).state_dict()["lost"]
+
+    assert list(lost) == ["root.sources"]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -530,3 +545,101 @@ def test_an_entry_of_a_large_array_or_list_is_seen():
     expected, actual = resumed(make, change, lambda root: (root.rewards[77_777], root.steps[7_777]))
 
     assert actual == expected == (1.5, (3, 0.5))
+
+
+class Key:
+    """A key with identity."""
+
+
+def test_generators_under_keys_of_any_class_are_restored():
+    """Paths of their own, whatever the keys look like."""
+
+    def make():
+        keys = [Kind.LEFT, Kind.RIGHT, (1, "a"), Key(), Key()]
+        return SimpleNamespace(rngs={key: random.Random(idx) for idx, key in enumerate(keys)})
+
+    def draw(root):
+        return [rng.random() for rng in root.rngs.values()]
+
+    expected, actual = resumed(make, draw, draw)
+
+    assert actual == expected
+
+
+def test_classes_of_the_same_name_are_restored():
+    """A function may make a class each time it is called."""
+
+    def make_class():
+        class Counting:
+            count = 0
+
+        return Counting
+
+    def make():
+        return SimpleNamespace(classes=[make_class(), make_class(), make_class()])
+
+    def change(root):
+        for idx, kind in enumerate(root.classes):
+            kind.count = idx + 1
+
+    expected, actual = resumed(make, change, lambda root: [kind.count for kind in root.classes])
+
+    assert actual == expected == [1, 2, 3]
+
+
+def test_numbers_of_c_are_restored_in_place():
+    """Memory that processes share, of which each has a handle."""
+
+    def make():
+        return SimpleNamespace(
+            epoch=multiprocessing.Value("i", 0), raw=(ctypes.c_double * 3)(), one=ctypes.c_bool()
+        )
+
+    def change(root):
+        root.epoch.value, root.raw[1], root.one.value = 3, 0.5, True
+
+    expected, actual = resumed(
+        make, change, lambda root: (root.epoch.value, list(root.raw), root.one.value)
+    )
+
+    assert actual == expected == (3, [0, 0.5, 0], True)
+
+
+OPAQUE = {
+    "a hash": (hashlib.sha256, lambda value: value.update(b"a")),
+    "a parser of settings": (
+        configparser.ConfigParser,
+        lambda value: value.read_dict({"a": {"b": "c"}}),
+    ),
+    "a stack of callbacks": (contextlib.ExitStack, lambda value: value.callback(print)),
+    "an order of tasks": (graphlib.TopologicalSorter, lambda value: value.add(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_objects_of_the_standard_library_that_change_in_place_are_named(name):
+    """Not before they change."""
+    make, change = OPAQUE[name]
+    root = SimpleNamespace(part=make())
+    objects = TrackedObjects({"root": root})
+    assert objects.state_dict()["lost"] == {}
+
+    change(root.part)
+
+    assert list(objects.state_dict()["lost"]) == ["root.part"]
+
+
+def test_a_path_that_caches_its_text_has_not_changed():
+    """Nor has a lock that a thread waits for."""
+    root = SimpleNamespace(path=Path("a") / "b", jobs=queue.Queue())
+    objects = TrackedObjects({"root": root})
+
+    hash(root.path)
+    str(root.path)
+    waiting = threading.Thread(target=root.jobs.get)
+    waiting.start()
+    state = objects.state_dict()
+    root.jobs.put(None)
+    waiting.join()
+
+    assert state == {"contents": {}, "values": {}, "gone": [], "lost": {}}

@@ -6,8 +6,10 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
+
+_PREFIX_OF_DYNAMO = "_dynamo_"  # attributes that torch.compile sets at tensors
 
 
 class Location(NamedTuple):
@@ -78,6 +80,21 @@ class AssigningNamespace:
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._assign(value)
+
+
+def attributes_in(whole: Any, path: str, skipped: Collection[str] = ()) -> Iterator[Location]:
+    """Yields the attributes and slots of an instance."""
+    attributes = attributes_of(whole)
+    for name, value in (attributes or {}).items():
+        if name in skipped or is_dunder(name) or name.startswith(_PREFIX_OF_DYNAMO):
+            continue
+        yield Location(f"{path}.{name}", path, value, attributes, name, True)
+    for name, member in slots_of(whole).items():
+        try:
+            value = member.__get__(whole)
+        except AttributeError:  # an empty slot
+            continue
+        yield Location(f"{path}.{name}", path, value, SlotNamespace(whole), name, True)
 
 
 def attribute_location(whole: Any, name: str, path: str, value: Any = None) -> Location:

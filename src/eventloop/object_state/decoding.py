@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eventloop.errors import a
-from eventloop.object_state.entering import CONTAINER_TYPES, is_array, is_seed_source
+from eventloop.object_state.entering import CONTAINER_TYPES, is_array, is_c_number, is_seed_source
 from eventloop.object_state.generators import fill_generator, fill_seed_source, new_generator
 from eventloop.object_state.not_savable import NotSavableError
 from eventloop.object_state.parts import refill
@@ -97,6 +97,8 @@ class Decoder:
                 target.resize(values.shape, refcheck=False)
                 entries = plain_array(target)
             entries[...] = values
+        elif kind == "ctypes" and is_c_number(target):
+            memoryview(target).cast("B")[:] = nest["bytes"]
         elif kind in ("bytearray", "array"):
             target[:] = self._value(kind, nest, target)
         else:
@@ -125,7 +127,7 @@ class Decoder:
             case "enum":
                 return self._enum(nest, predecessor)
             case "generator":
-                return new_generator(nest)
+                return new_generator(nest, self._device)
             case "tensor":
                 return new_tensor(nest, self._device)
             case "count":

@@ -32,6 +32,7 @@ CONTAINER_TYPES = frozenset(
     {list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter}
 )
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_CODES_OF_C_NUMBERS = tuple("bBhHiIlLqQfd?")
 # Objects whose state is in these attributes, which C code holds.
 HELD_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     types.BuiltinMethodType: ("__self__",),
@@ -46,8 +47,30 @@ HELD_ATTRIBUTES: dict[type, tuple[str, ...]] = {
 }
 # Classes of the standard library whose state is in attributes. Instances of most others are handles
 # of a process: threads, loggers, files.
-_STDLIB_TYPES = (types.SimpleNamespace, argparse.Namespace, threading.local)
+_STDLIB_TYPES = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    threading.local,
+    threading.Event,
+    threading.Semaphore,
+)
 _STDLIB_MODULES = frozenset({"collections", "queue", "weakref", "fractions"})
+_SHARED_NUMBERS = "multiprocessing.sharedctypes"
+# Instances of these are values, with caches in attributes.
+_MODULES_OF_VALUES = frozenset(
+    {
+        "builtins",
+        "datetime",
+        "decimal",
+        "functools",
+        "inspect",
+        "ipaddress",
+        "pathlib",
+        "re",
+        "types",
+    }
+    | {"typing", "uuid", "zoneinfo"}
+)
 # Modules of torch whose instances have the state of a run in attributes; other classes of torch wrap C++.
 _TORCH_MODULES = ("torch.utils.data", "torch.nn", "torch.optim", "torch._dynamo.eval_frame")
 _EVENTLOOP_MODULES = ("eventloop.data", "eventloop.task")
@@ -114,11 +137,30 @@ def has_identity(value: Any) -> bool:
     return (
         kind in CONTAINER_TYPES
         or kind in (bytearray, array.array)
+        or is_c_number(value)
         or isinstance(value, Tensor)
         or is_generator(value)
         or is_array(value)
         or is_seed_source(value)
     )
+
+
+def is_c_number(value: Any) -> bool:
+    """Returns whether a value is a number of C, or an array of them: nothing with pointers."""
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is None:
+        return False
+    kind = value._type_ if isinstance(value, ctypes.Array) else type(value)
+    return issubclass(kind, ctypes._SimpleCData) and kind._type_ in _CODES_OF_C_NUMBERS
+
+
+def is_stdlib_instance(value: Any) -> bool:
+    """Returns whether a value is an object of Python's library that isn't entered, and may change."""
+    kind = type(value)
+    root = kind.__module__.partition(".")[0] if isinstance(kind.__module__, str) else ""
+    if root not in sys.stdlib_module_names or root in _MODULES_OF_VALUES:
+        return False
+    return attributes_of(value) is not None or bool(slots_of(value))
 
 
 def is_array(value: Any) -> bool:
@@ -175,7 +217,7 @@ def is_entered_class(kind: Any) -> bool:
         return module_name.startswith(_TORCH_MODULES)
     if root == "eventloop":  # other objects of the loop save their state themselves
         return module_name.startswith(_EVENTLOOP_MODULES)
-    if root in _STDLIB_MODULES:
+    if root in _STDLIB_MODULES or module_name == _SHARED_NUMBERS:
         return True
     if is_of_trainer(module_name):
         return issubclass(kind, _TRAINED_OR_READ)

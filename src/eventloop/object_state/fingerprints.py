@@ -6,23 +6,27 @@ import array
 import gc
 import itertools
 import operator
+import sys
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eventloop.devices import kind_of
-from eventloop.object_state.attributes import attributes_of
+from eventloop.object_state.attributes import attributes_in, attributes_of
 from eventloop.object_state.entering import (
     CONTAINER_TYPES,
     MAX_ENTRIES,
     PLAIN_TYPES,
     has_identity,
+    is_c_number,
+    is_entered,
     is_entered_class,
     is_numpy_scalar,
     is_seed_source,
+    is_stdlib_instance,
 )
 from eventloop.object_state.generators import encode_seed_source
 from eventloop.object_state.not_savable import NotSavableError
@@ -100,6 +104,10 @@ def fingerprint(value: Any) -> Any:
         return kind, value.tobytes()
     if kind.__module__ in ("builtins", "itertools") and not has_identity(value):
         return _fingerprint_of_builtin(value)
+    if is_stdlib_instance(value) and not is_entered(value):
+        return _fingerprint_of_stdlib(value)
+    if hasattr(kind, "hexdigest") and kind.__module__ in sys.stdlib_module_names:
+        return kind.digest(value.copy())
     return Identities((value,))
 
 
@@ -118,7 +126,7 @@ def fingerprint_of_contents(value: Any, visited: Collection[int] = ()) -> Any:
         return None  # always saved
     if is_seed_source(value):
         return repr(encode_seed_source(value))
-    if kind in (bytearray, array.array):
+    if kind in (bytearray, array.array) or is_c_number(value):
         return bytes(value)
     return _fingerprint_of_array(value, visited)
 
@@ -145,17 +153,19 @@ def fingerprint_of_many(objects: Iterable[Any], visited: Collection[int] = ()) -
 
 
 def _contents_in(layer: list[Any], samples: Mapping[type, Any]) -> list[Any]:
-    """Returns fingerprints of tensors, arrays and generators, which change without new references."""
+    """Returns fingerprints of what changes without new references: tensors, arrays, positions."""
     kinds = {
         kind
         for kind, sample in samples.items()
-        if kind not in CONTAINER_TYPES and has_identity(sample)
+        if kind not in CONTAINER_TYPES and (has_identity(sample) or isinstance(sample, Iterator))
     }
     if not kinds:
         return []
-    # A generator always differs.
+    # A generator or an iterator always differs.
     return [
-        object() if is_generator(value) else fingerprint_of_contents(value)
+        fingerprint_of_contents(value)
+        if has_identity(value) and not is_generator(value)
+        else object()
         for value in layer
         if type(value) in kinds
     ]
@@ -214,6 +224,13 @@ def _fingerprint_of_array(values: Any, visited: Collection[int]) -> Any:
     # An array has no version counter, so that whatever could be saved is compared as a whole.
     step = 1 if values.nbytes <= MAX_BYTES else flat.size // _NUM_SAMPLED
     return *facts, zlib.crc32(flat[::step].tobytes())
+
+
+def _fingerprint_of_stdlib(value: Any) -> Any:
+    """Compares an object of Python's library by its attributes: it can only be named."""
+    locations = attributes_in(value, "")
+    values = [location.value for location in locations]
+    return Identities((value,)), fingerprint_of_many(values)
 
 
 def _fingerprint_of_builtin(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from eventloop.devices import kind_of
 from eventloop.object_state.not_savable import NotSavableError
 from eventloop.rng import (
     arrays_to_tensors,
@@ -30,8 +31,10 @@ def encode_generator(generator: Any) -> dict[str, Any]:
     if isinstance(generator, random.SystemRandom):
         raise NotSavableError("numbers of the operating system can't be drawn again")
     library, bits = _kind_of_generator(generator)
+    is_on_host = library != "torch" or kind_of(generator.device).is_host
     state = get_rng_state(generator)
-    return {"kind": "generator", "library": library, "bits": bits, "state": state}
+    facts = {"library": library, "bits": bits, "is_on_host": is_on_host}
+    return {"kind": "generator", **facts, "state": state}
 
 
 def fill_generator(generator: Any, nest: Mapping[str, Any]) -> None:
@@ -42,12 +45,17 @@ def fill_generator(generator: Any, nest: Mapping[str, Any]) -> None:
     set_rng_state(generator, nest["state"])
 
 
-def new_generator(nest: Mapping[str, Any]) -> Any:
-    """Returns a new generator with a saved state."""
+def new_generator(nest: Mapping[str, Any], device: torch.device) -> Any:
+    """Returns a new generator with a saved state.
+
+    Args:
+        device: of a generator of torch that wasn't on the host.
+    """
     library, bits = nest["library"], nest["bits"]
     generator: Any
     if library == "torch":
-        generator = torch.Generator()
+        is_on_host = nest.get("is_on_host", True)  # not in checkpoints of version 0.1
+        generator = torch.Generator("cpu" if is_on_host else device)
     elif library == "python":
         generator = random.Random()
     elif library == "numpy legacy":

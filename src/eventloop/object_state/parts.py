@@ -13,6 +13,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,11 +22,9 @@ from torch import Tensor, nn
 from eventloop.object_state.attributes import (
     AssigningNamespace,
     Location,
-    SlotNamespace,
-    attributes_of,
+    attributes_in,
     class_attribute_location,
     is_dunder,
-    slots_of,
 )
 from eventloop.object_state.entering import (
     CONTAINER_TYPES,
@@ -49,7 +48,6 @@ _ATTRIBUTES_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=
     "_opt_called"
 }
 _ATTRIBUTES_OF_LOADERS = frozenset({"_iterator"})  # persistent workers
-_PREFIX_OF_DYNAMO = "_dynamo_"  # attributes that torch.compile sets at tensors
 
 
 def locations_in(whole: Any, path: str) -> Iterator[Location]:
@@ -91,43 +89,38 @@ def refill(container: Any, base: Any, contents: Any) -> None:
 def _entries(container: Any, path: str) -> Iterator[Location]:
     """Yields the entries of a container; their order and number are its own state."""
     if isinstance(container, dict):
-        for key, value in container.items():
-            label = repr(key) if type(key) in PLAIN_TYPES else f"a {type(key).__name__}"
-            yield Location(f"{path}[{label}]", path, value)
+        for idx, (key, value) in enumerate(container.items()):
+            yield Location(f"{path}[{_label_of(key, idx)}]", path, value)
     else:
         for idx, value in enumerate(container):
             yield Location(f"{path}[{idx}]", path, value)
+
+
+def _label_of(key: Any, idx: int) -> str:
+    """Returns how a key is written in a path; keys of classes with code of their own, by position."""
+    if type(key) in PLAIN_TYPES:
+        return repr(key)
+    if isinstance(key, Enum):
+        return f"{type(key).__name__}.{key._name_}"
+    if type(key) is tuple and all(type(entry) in PLAIN_TYPES for entry in key):
+        return repr(key)
+    return f"key {idx}, a {type(key).__name__}"
 
 
 def _parts_of_instance(whole: Any, path: str) -> Iterator[Location]:
     if isinstance(whole, nn.Module):
         yield from _parts_of_module(whole, path)
     elif isinstance(whole, torch.optim.Optimizer):
-        yield from _attributes(whole, path, _ATTRIBUTES_OF_OPTIMIZERS)
+        yield from attributes_in(whole, path, _ATTRIBUTES_OF_OPTIMIZERS)
         yield from _hooks(whole, path, _ATTRIBUTES_OF_OPTIMIZERS)
     elif isinstance(whole, torch.utils.data.DataLoader):
-        yield from _attributes(whole, path, _ATTRIBUTES_OF_LOADERS)
+        yield from attributes_in(whole, path, _ATTRIBUTES_OF_LOADERS)
     else:
-        yield from _attributes(whole, path)
+        yield from attributes_in(whole, path)
     yield from _contents(whole, path)
     for base in type(whole).__mro__:
         if is_own_code(base.__module__):
             yield _class_location(base, path)
-
-
-def _attributes(whole: Any, path: str, skipped: Collection[str] = ()) -> Iterator[Location]:
-    """Yields the attributes and slots of an instance."""
-    attributes = attributes_of(whole)
-    for name, value in (attributes or {}).items():
-        if name in skipped or is_dunder(name) or name.startswith(_PREFIX_OF_DYNAMO):
-            continue
-        yield Location(f"{path}.{name}", path, value, attributes, name, True)
-    for name, member in slots_of(whole).items():
-        try:
-            value = member.__get__(whole)
-        except AttributeError:  # an empty slot
-            continue
-        yield Location(f"{path}.{name}", path, value, SlotNamespace(whole), name, True)
 
 
 def _contents(whole: Any, path: str) -> Iterator[Location]:
@@ -146,7 +139,7 @@ def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
     if not is_compiled:
         state_names = getattr(module, "_defaults", ())  # the state of a torchmetrics metric
         skipped = {*_ATTRIBUTES_OF_MODULES, *_ATTRIBUTES_OF_METRICS, *state_names}
-        yield from _attributes(module, path, skipped)
+        yield from attributes_in(module, path, skipped)
         for name, buffer in module._buffers.items():
             yield Location(f"{path}.{name}", path, buffer, module._buffers, name)
         for name, parameter in module._parameters.items():
@@ -167,7 +160,7 @@ def _hooks(whole: Any, path: str, names: Collection[str]) -> Iterator[Location]:
 
 
 def _parts_of_tensor(tensor: Tensor, path: str) -> Iterator[Location]:
-    yield from _attributes(tensor, path)
+    yield from attributes_in(tensor, path)
     for name in HOOKS_OF_TENSORS:
         yield from _numbered(getattr(tensor, name, None) or {}, f"{path}.{name}", path)
 

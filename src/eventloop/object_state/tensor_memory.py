@@ -81,10 +81,14 @@ def laid_out(values: Tensor, strides: Sequence[int], device: torch.device) -> Te
 
 def is_plain_tensor(tensor: Tensor) -> bool:
     """Returns whether a tensor's entries are values in rows of the same length, all on this rank."""
-    classes = (Tensor, torch.nn.Parameter)
-    is_plain = type(tensor) in classes or type(tensor) is kind_of(tensor.device).tensor_class
-    is_dense = tensor.layout is torch.strided
-    return is_plain and is_dense and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    if not _has_plain_memory(tensor):
+        return False
+    return not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+
+
+def _has_plain_memory(tensor: Tensor) -> bool:
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter, kind_of(tensor.device).tensor_class)
+    return is_plain and tensor.layout is torch.strided
 
 
 def encode_view(view: Any, base: Any) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def new_view(nest: Mapping[str, Any], base: Any) -> Tensor:
     Raises:
         RuntimeError: it would lie beyond that memory.
     """
-    if type(base) not in (Tensor, torch.nn.Parameter):
+    if not isinstance(base, Tensor) or not _has_plain_memory(base):
         raise NotSavableError(f"a view of {a(type(base).__name__)} isn't saved")
     sizes = map(operator.index, nest["shape"])
     strides = map(operator.index, nest["strides"])
@@ -168,8 +172,7 @@ class SharedMemory:
 def _address(value: Any) -> int | None:
     """Returns where the memory of a tensor or an array begins; None of anything else."""
     if isinstance(value, Tensor):
-        is_plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided
-        return value.untyped_storage().data_ptr() or None if is_plain else None
+        return value.untyped_storage().data_ptr() or None if _has_plain_memory(value) else None
     if not is_array(value):
         return None
     while is_array(value.base):

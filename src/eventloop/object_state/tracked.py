@@ -57,6 +57,7 @@ _HANDLES = (
     logging.Logger,
     logging.Handler,
     threading.Thread,
+    threading.Condition,
     concurrent.futures.Executor,
     type(threading.Lock()),
     type(threading.RLock()),

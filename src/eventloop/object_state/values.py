@@ -23,6 +23,7 @@ from eventloop.object_state.entering import (
     MAX_NESTING,
     PLAIN_TYPES,
     is_array,
+    is_c_number,
     is_numpy_scalar,
     is_seed_source,
 )
@@ -114,6 +115,8 @@ class Encoder:
             return {"kind": "array", "typecode": value.typecode, "bytes": value.tobytes()}
         if kind is bytearray:
             return {"kind": "bytearray", "bytes": bytes(value)}
+        if is_c_number(value):
+            return {"kind": "ctypes", "bytes": bytes(value)}
         if kind is range:
             return {"kind": "range", "parts": [value.start, value.stop, value.step]}
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -131,6 +134,7 @@ class Encoder:
         if (
             (is_generator(value) and kind.__name__ not in PLAIN_GENERATORS)
             or is_seed_source(value)
+            or is_c_number(value)
             or (is_array(value) and kind is not sys.modules["numpy"].ndarray)
         ):
             raise NotSavableError(

@@ -63,8 +63,12 @@ def walk(
     num_entered = 0
     while waiting and num_entered < MAX_OBJECTS:
         location = waiting.popleft()
-        locations[location.path] = location
         value = location.value
+        homonym = locations.get(location.path)
+        # A compiled module has the path of the plain module.
+        if homonym and homonym.value is not value and location.owner != location.path:
+            location = location._replace(path=_unique_path(location.path, locations))
+        locations[location.path] = location
         if type(value) in PLAIN_TYPES or id(value) in seen or id(value) in apart:
             continue
         enters = is_entered(value)
@@ -76,3 +80,11 @@ def walk(
                 num_entered += 1
                 waiting.extend(locations_in(value, path))
     return Walk(locations, objects, waiting)
+
+
+def _unique_path(path: str, locations: Collection[str]) -> str:
+    """Returns a path of its own for a class that a function makes anew, or for a key of a dict."""
+    number = 2
+    while f"{path}#{number}" in locations:
+        number += 1
+    return f"{path}#{number}"
