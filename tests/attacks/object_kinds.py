@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import array
 import collections
+import configparser
 import contextlib
 import contextvars
 import copy
+import ctypes
 import dataclasses
+import datetime
+import decimal
 import enum
 import fractions
 import functools
+import hashlib
 import heapq
 import io
 import itertools
+import multiprocessing
 import operator
+import pathlib
 import queue
 import random
+import re
 import threading
 import types
 import weakref
@@ -34,6 +42,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
 KINDS: dict[str, Callable[[], Any]] = {}
+# Where kinds of tensors and generators of a device are.
+DEVICE = torch.device("cpu")
 # Objects that no new process can build, or whose state Python doesn't show: they may be named.
 UNSAVABLE: set[str] = set()
 
@@ -468,6 +478,20 @@ class TorchGenerator:
 
     def __call__(self):
         return torch.rand((), generator=self.rng).item()
+
+
+@kind
+class GeneratorOfDevice:
+    """Draws where the tensors are; another generator is made late."""
+
+    def __init__(self):
+        self.rng, self.late = torch.Generator(DEVICE).manual_seed(1), None
+
+    def __call__(self):
+        if self.late is None:
+            self.late = torch.Generator(DEVICE).manual_seed(2)
+        drawn = torch.rand((), generator=self.rng, device=DEVICE)
+        return spread((drawn + torch.rand((), generator=self.late, device=DEVICE)).item())
 
 
 class SeededRandom(random.Random):
@@ -1034,14 +1058,15 @@ class ArrayOfObjects:
 @kind
 class Tensors:
     def __init__(self):
-        self.plain, self.half = torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)
-        self.list, self.late = [torch.zeros(())], None
+        self.plain = torch.zeros(2, device=DEVICE)
+        self.half = torch.zeros(2, dtype=torch.bfloat16, device=DEVICE)
+        self.list, self.late = [torch.zeros((), device=DEVICE)], None
 
     def __call__(self):
         self.plain += 1
         self.half.add_(1)
         self.list.append(self.list[-1] + 1)
-        self.late = torch.ones(1) if self.late is None else self.late * 1.1
+        self.late = torch.ones(1, device=DEVICE) if self.late is None else self.late * 1.1
         number = self.plain[0] + self.half[1].float() + self.list[-1] + self.late[0]
         return spread(number.item())
 
@@ -1051,13 +1076,13 @@ class ViewsOfTensors:
     """Views that the task makes, and ones that the run makes."""
 
     def __init__(self):
-        self.base = torch.zeros(2, 3)
+        self.base = torch.zeros(2, 3, device=DEVICE)
         self.view, self.late, self.new = self.base[1].t(), None, None
 
     def __call__(self):
         if self.late is None:
             self.late = self.base[:, 0]
-            self.new = torch.zeros(4)
+            self.new = torch.zeros(4, device=DEVICE)
             self.tail = self.new[2:]
         self.view += 1
         self.late += 2
@@ -1068,7 +1093,7 @@ class ViewsOfTensors:
 @kind
 class SwappedTensor:
     def __init__(self):
-        self.values, self.other = torch.zeros(2), torch.ones(2)
+        self.values, self.other = torch.zeros(2, device=DEVICE), torch.ones(2, device=DEVICE)
 
     def __call__(self):
         self.values, self.other = self.other, self.values
@@ -1307,6 +1332,289 @@ class Modules:
         with torch.no_grad():
             norm(torch.tensor([[float(norm.num_batches_tracked)], [1.0]]))
         return spread(norm.running_mean.item())
+
+
+# Of real code
+
+
+@kind
+class ReplayBuffer:
+    """A ring in a long list and large arrays, of which each call changes an entry."""
+
+    size = 5000
+
+    def __init__(self):
+        self.steps, self.rewards = [None] * self.size, np.zeros(self.size)
+        self.position = 0
+
+    def __call__(self):
+        self.steps[self.position * 37 % self.size] = (self.position, [0.5])
+        self.rewards[self.position * 41 % self.size] = self.position
+        self.position += 1
+        num_steps = sum(step is not None for step in self.steps)
+        return spread(num_steps + self.rewards.sum())
+
+
+@kind
+class LossesOfSamples:
+    """A curriculum: averages of losses, and how often each sample was seen."""
+
+    def __init__(self):
+        self.table = np.zeros(8, dtype=[("loss", "f4"), ("count", "i8")])
+        self.averages = collections.defaultdict(float)
+
+    def __call__(self):
+        idx = int(self.table["count"].sum()) % 8
+        self.table["count"][idx] += 1
+        self.averages[idx] = 0.9 * self.averages[idx] + 0.1 * idx
+        return spread(self.table["count"][idx] + 10 * sum(self.averages.values()))
+
+
+UNSAVABLE.add("LossesOfSamples")
+
+
+@kind
+class ManyLists:
+    """An index of each class, in more lists than are entered."""
+
+    def __init__(self):
+        self.members, self.count = [[idx] for idx in range(1203)], 0
+
+    def __call__(self):
+        self.count += 1
+        self.members[self.count * 7 % 1203].append(self.count)
+        return spread(max(map(len, self.members)) + self.members[self.count * 7 % 1203][-1])
+
+
+@kind(savable=False)
+class ManyObjects:
+    """More objects than are entered, with state of their own."""
+
+    def __init__(self):
+        self.counters = [IntAttribute() for _ in range(1500)]
+
+    def __call__(self):
+        return spread(self.counters[1234]() + self.counters[7]())
+
+
+class CountingMixin:
+    __slots__ = ()
+
+    def advance(self):
+        self.count += 1
+        return self.count
+
+
+class Countable:
+    __slots__ = ("__weakref__", "count")
+
+
+@kind
+class MixinOfSlots(CountingMixin, Countable):
+    __slots__ = ("__dict__",)
+
+    def __init__(self):
+        self.count, self.extra = 0, [0]
+
+    def __call__(self):
+        self.extra[0] += self.advance()
+        return spread(self.extra[0])
+
+
+@kind
+class GeneratorsByEnum:
+    def __init__(self):
+        self.rngs = {color: random.Random(color.value) for color in Color}
+        self.bits = {Level.LOW: np.random.default_rng(1), Level.HIGH: torch.Generator()}
+
+    def __call__(self):
+        number = self.rngs[Color.GREEN].random() + self.rngs[Color.RED].gauss(0, 1)
+        return spread(number + self.bits[Level.LOW].random())
+
+
+@kind
+class HeapOfLists:
+    """With a count that breaks ties."""
+
+    def __init__(self):
+        self.ties = itertools.count()
+        self.heap = [[0.5, next(self.ties), "a"], [0.1, next(self.ties), "b"]]
+        heapq.heapify(self.heap)
+
+    def __call__(self):
+        entry = heapq.heappop(self.heap)
+        heapq.heappush(
+            self.heap, [entry[0] + 0.3, next(self.ties), entry[2] * 2 if len(entry[2]) < 9 else "c"]
+        )
+        return spread(entry[0] + entry[1] + len(entry[2]))
+
+
+@kind
+class UserContainers:
+    def __init__(self):
+        self.data, self.items = collections.UserDict(a=1), collections.UserList([1])
+
+    def __call__(self):
+        self.data[len(self.data)] = len(self.items)
+        self.items.append(self.data)
+        del self.items[:-3]
+        return spread(len(self.data) + len(self.items))
+
+
+@kind
+class SharedNumber:
+    """Numbers in memory that processes share, and that C code may write."""
+
+    def __init__(self):
+        self.epoch = multiprocessing.Value("i", 0)
+        self.raw = multiprocessing.RawArray("d", 3)
+        self.plain = ctypes.c_long(0)
+
+    def __deepcopy__(self, memo):
+        raise TypeError("memory that processes share has no copies")
+
+    def __call__(self):
+        with self.epoch.get_lock():
+            self.epoch.value += 1
+        self.raw[1] += 0.5
+        self.plain.value += 2
+        return spread(self.epoch.value + self.raw[1] + self.plain.value)
+
+
+@kind(savable=False)
+class Digest:
+    """A seed from a hash of all that came before."""
+
+    def __init__(self):
+        self.hash = hashlib.sha256(b"seed")
+
+    def __call__(self):
+        self.hash.update(b"step")
+        return int.from_bytes(self.hash.copy().digest()[:4], "big") / 2**32
+
+
+@kind(savable=False)
+class ImmutablesOfLibraries:
+    """Values that are replaced: dates, decimals, paths."""
+
+    def __init__(self):
+        self.date, self.amount = datetime.date(2026, 1, 1), decimal.Decimal("0.1")
+        self.path, self.pattern = pathlib.PurePath("a"), re.compile("a")
+
+    def __call__(self):
+        self.date += datetime.timedelta(days=1)
+        self.amount *= decimal.Decimal("1.3")
+        self.path /= "b"
+        self.pattern = re.compile(self.pattern.pattern + "a")
+        size = len(str(self.path)) + len(self.pattern.pattern)
+        return spread(self.date.toordinal() + float(self.amount % 7) + size)
+
+
+@kind(savable=False)
+class Settled:
+    """An object of Python's library that is changed in place."""
+
+    def __init__(self):
+        self.parser = configparser.ConfigParser()
+        self.parser["state"] = {"count": "0"}
+
+    def __call__(self):
+        section = self.parser["state"]
+        section["count"] = str(int(section["count"]) + 1)
+        return spread(int(section["count"]))
+
+
+@kind
+class Signals:
+    def __init__(self):
+        self.event, self.slots = threading.Event(), threading.Semaphore(1000)
+
+    def __deepcopy__(self, memo):
+        raise TypeError("a lock has no copy")
+
+    def __call__(self):
+        self.slots.acquire()
+        was_set = self.event.is_set()
+        (self.event.clear if was_set else self.event.set)()
+        return spread(self.slots._value + 3 * was_set)
+
+
+@kind(savable=False)
+class CallbacksOfStack:
+    """How many callbacks wait decides."""
+
+    def __init__(self):
+        self.stack = contextlib.ExitStack()
+
+    def __call__(self):
+        self.stack.callback(len, "")
+        return spread(len(self.stack._exit_callbacks))
+
+
+@kind
+class WeakCache:
+    """A cache of objects that another list holds."""
+
+    def __init__(self):
+        self.parts = [IntAttribute() for _ in range(3)]
+        self.cache = weakref.WeakValueDictionary(enumerate(self.parts))
+
+    def __deepcopy__(self, memo):
+        raise TypeError("the cache of a copy would be empty")
+
+    def __call__(self):
+        return 0.5 * self.cache[1]() + 0.4 * self.cache[2]()
+
+
+@kind
+class PartialMethods:
+    def call(self, numbers, *, step):
+        numbers.append(step)
+        return spread(sum(numbers))
+
+    advance = functools.partialmethod(call, [0], step=3)
+
+    def __init__(self):
+        type(self).advance = functools.partialmethod(type(self).call, [0], step=3)
+
+    def __call__(self):
+        return self.advance()
+
+
+@kind
+class StateInRegistry:
+    """A registry at a class, with closures in it."""
+
+    registry: dict = {}
+
+    def __init__(self):
+        totals = [0]
+
+        def add(number):
+            totals[0] += number
+            return totals[0]
+
+        self.registry.clear()
+        self.registry["add"] = add
+
+    def __call__(self):
+        return spread(self.registry["add"](3))
+
+
+@kind
+class Average(torch.optim.swa_utils.AveragedModel):
+    """An averaged model that no other module has registered."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(1, 1))
+
+    def __call__(self):
+        with torch.no_grad():
+            source = nn.Linear(1, 1)
+            source.weight.fill_(float(self.n_averaged))
+            source.bias.fill_(1.0)
+        self.update_parameters(source)
+        return spread(self.module.weight.item() + self.n_averaged.item())
 
 
 # Places: each takes an object of a kind, and returns parts of a task

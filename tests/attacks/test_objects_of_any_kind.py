@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, TrainerBuilder, hookimpl
 from eventloop.errors import ResumeError
 from eventloop.files import disk
-from eventloop_testing import run_ranks
+from eventloop_fsdp import Fsdp
+from eventloop_testing import pretend_device, run_ranks
 
 # Under its own name: forks look its classes up.
 _SPEC = importlib.util.spec_from_file_location(
@@ -252,6 +254,8 @@ def bits_of(state: Any, history: Any) -> Any:
 
 def plain(nest: Any) -> Any:
     """Returns a nest with the bytes of its tensors."""
+    if isinstance(nest, DTensor):
+        nest = nest.to_local()
     if isinstance(nest, torch.Tensor):
         return str(nest.dtype), tuple(nest.shape), nest.detach().cpu().numpy().tobytes()
     if isinstance(nest, dict):
@@ -285,8 +289,19 @@ def in_fork(function: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def problem_of(setup: Setup, folder: Any) -> str:
-    """Runs a set-up in one go, and killed and resumed; returns what is wrong, "" if nothing is."""
+def on_pretend_device(*args: Any) -> Outcome:
+    """Trains on the pretend accelerator, with tensors and generators of kinds there."""
+    with pretend_device() as device:
+        object_kinds.DEVICE = device
+        return train(*args, device=device.type, precision="fp32")
+
+
+def problem_of(setup: Setup, folder: Any, train: Any = train) -> str:
+    """Runs a set-up in one go, and killed and resumed; returns what is wrong, "" if nothing is.
+
+    Args:
+        train: trains in this process.
+    """
     whole = in_fork(train, setup, folder / "whole")
     killed = in_fork(train, setup, folder / "killed", setup.interval, setup.kill_at)
     resumed = in_fork(train, setup, folder / "killed", setup.interval)
@@ -318,6 +333,8 @@ def verdict(setup: Setup, whole: Outcome, killed: Outcome, resumed: Outcome) -> 
 
 # What workers change in their copies of a data set isn't seen; an iterable has other batches there.
 _READ_BY_WORKERS = ("dataset", "dataset_of_epochs", "collate_fn", "stream", "loader")
+# FSDP2 and a move to the pretend accelerator replace parameters, with or without a kill.
+_ATTRIBUTES_OF_PARAMETERS = ("attribute_of_parameter",)
 _TRAIN_DATA = (*_READ_BY_WORKERS, "sampler", "batch_sampler", "sampler_in_batch_sampler")
 
 
@@ -329,11 +346,11 @@ def _imported(tmp_path_factory):
     train(Setup((), "1ba", 2), tmp_path_factory.mktemp("first"), "1ba", 2)
 
 
-def failures(tmp_path: Any, setups: list[Setup]) -> list[str]:
+def failures(tmp_path: Any, setups: list[Setup], train: Any = train) -> list[str]:
     """Returns what is wrong with set-ups, a line each."""
     lines = []
     for number, setup in enumerate(setups):
-        problem = problem_of(setup, tmp_path / str(number))
+        problem = problem_of(setup, tmp_path / str(number), train)
         if problem:
             lines.append(f"{setup}: {problem}")
     return lines
@@ -370,11 +387,39 @@ def test_with_two_workers_too(tmp_path, start, persists):
 
 
 @pytest.mark.parametrize("start", nights(*range(0, 100, 20)))
+def test_on_an_accelerator_too(tmp_path, start):
+    """Tensors and generators of the device are restored there."""
+    setups = [drawn_setup(seed, _ATTRIBUTES_OF_PARAMETERS) for seed in range(start, start + 20)]
+
+    assert failures(tmp_path, setups, on_pretend_device) == []
+
+
+@pytest.mark.parametrize("start", nights(*range(0, 100, 20)))
 def test_on_two_ranks_too(tmp_path, start):
     """Each rank has objects of its own."""
+    setups = {seed: drawn_setup(seed, _TRAIN_DATA) for seed in range(start, start + 20)}
+
+    assert failures_of_ranks(tmp_path, setups, train) == []
+
+
+def under_fsdp(*args: Any) -> Outcome:
+    """Trains with parameters that are sharded over the ranks."""
+    return train(*args, algorithms=[Fsdp()])
+
+
+@pytest.mark.parametrize("start", nights(*range(0, 100, 20)))
+def test_under_fsdp_too(tmp_path, start):
+    """Sharded parameters beside objects of each rank."""
+    left_out = (*_TRAIN_DATA, *_ATTRIBUTES_OF_PARAMETERS)
+    setups = {seed: drawn_setup(seed, left_out) for seed in range(start, start + 20)}
+
+    assert failures_of_ranks(tmp_path, setups, under_fsdp) == []
+
+
+def failures_of_ranks(tmp_path: Any, setups: dict[int, Setup], train: Any) -> list[str]:
+    """Returns what is wrong with set-ups on two ranks, a line for each rank."""
     lines = []
-    for seed in range(start, start + 20):
-        setup = drawn_setup(seed, _TRAIN_DATA)
+    for seed, setup in setups.items():
         whole = run_ranks(train, setup, tmp_path / f"whole{seed}")
         folder = tmp_path / f"killed{seed}"
         killed = run_ranks(train, setup, folder, setup.interval, setup.kill_at)
@@ -385,4 +430,4 @@ def test_on_two_ranks_too(tmp_path, start):
             problem = verdict(setup, whole[rank], named, resumed[rank])
             if problem:
                 lines.append(f"{seed}, rank {rank}: {setup}: {problem}")
-    assert lines == []
+    return lines

@@ -270,7 +270,7 @@ class MakesAnObject(nn.Linear):
 def test_what_can_not_be_saved_is_named_at_the_first_save_and_refused_on_resume(tmp_path):
     """With its path and its type; who doesn't need it says so."""
     setup = lambda: {"model": MakesAnObject}  # noqa: E731
-    words = r"checkpoints of this run lack model\.source \(the position of the iterator"
+    words = r"checkpoints of this run lack model\.source \(it is an iterator whose position"
     with pytest.warns(UserWarning, match=words):
         train(setup, tmp_path, kill_at=5)
 

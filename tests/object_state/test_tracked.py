@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import collections
+import configparser
+import contextlib
+import ctypes
+import datetime
 import enum
+import functools
+import graphlib
+import hashlib
 import io
 import itertools
 import logging
+import multiprocessing
 import os
 import queue
 import random
@@ -137,7 +145,7 @@ def test_what_is_made_in_the_run_and_can_not_be_saved_is_named(late):
 
     state = objects.state_dict()
     assert state["lost"].keys() == {"root.parts[0].handle"}
-    assert re.match("it holds a|the position", state["lost"]["root.parts[0].handle"])
+    assert re.match("it holds a|it is an iterator", state["lost"]["root.parts[0].handle"])
 
 
 def test_a_container_that_holds_too_much_is_named():
@@ -156,7 +164,7 @@ def test_a_shape_that_the_new_process_builds_otherwise_is_left_and_named():
     old.counts[0] = 1
     new = SimpleNamespace(counts=np.zeros(5))
 
-    with pytest.warns(UserWarning, match=r"root\.counts has the shape \(5,\), and had \(3,\)"):
+    with pytest.warns(UserWarning, match=r"root\.counts has the shape \(5,\), and had \(3,\) in"):
         TrackedObjects({"root": new}).load_state_dict(objects.state_dict())
 
     assert new.counts.tolist() == [0] * 5
@@ -411,6 +419,233 @@ def test_a_file_to_read_is_named():
         assert list(objects.state_dict()["lost"]) == ["root.file"]
 
 
+class Sample:
+    def __init__(self, number):
+        self.number, self.scores = number, []
+
+
+MANY = {
+    "an attribute": lambda samples: setattr(samples[700], "number", -1),
+    "a list in an attribute": lambda samples: samples[700].scores.append(0.5),
+    "an entry": lambda samples: samples.__setitem__(700, Sample(-1)),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_change_in_more_objects_than_are_entered_is_named(name):
+    """Only a long list itself is compared, and that as a whole."""
+    root = SimpleNamespace(samples=[Sample(idx) for idx in range(1001)])
+    objects = TrackedObjects({"root": root})
+    assert objects.state_dict()["lost"] == {}
+
+    MANY[name](root.samples)
+
+    lost = objects.state_dict()["lost"]
+    assert list(lost) == ["root.samples"]
+    assert "1,001 entries" in lost["root.samples"]
+    assert "keep what changes in an array" in lost["root.samples"]
+
+
+def test_iterators_among_many_objects_are_named():
+    """Python doesn't show where they are."""
+    root = SimpleNamespace(sources=[(number for number in range(3)) for _ in range(1001)])
+
+    lost = TrackedObjects({"root": root}, needs_all=True).state_dict()["lost"]
+
+    assert list(lost) == ["root.sources"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [[idx] for idx in range(1500)],
+        lambda: {idx: [idx] for idx in range(1500)},
+        lambda: [np.zeros(2) for _ in range(1500)],
+        lambda: [torch.zeros(2) for _ in range(1500)],
+        lambda: [random.Random(idx) for idx in range(1500)],
+    ],
+)
+def test_a_change_in_many_built_in_values_is_saved(make):
+    """No class of the task has to be made for them."""
+
+    def change(root):
+        entry = root.parts[1400]
+        if isinstance(entry, random.Random):
+            entry.random()
+        else:
+            entry[0] = 7
+
+    def probe(root):
+        entry = root.parts[1400]
+        return entry.random() if isinstance(entry, random.Random) else float(entry[0])
+
+    expected, actual = resumed(lambda: SimpleNamespace(parts=make()), change, probe)
+
+    assert actual == expected
+
+
+def test_of_many_objects_that_are_read_by_index_changed_numbers_are_named():
+    """Losses of samples decide what comes next; what is read into a sample is a cache."""
+    root = SimpleNamespace(samples=[SimpleNamespace(loss=0.0, pixels=None) for _ in range(1001)])
+    objects = TrackedObjects({"root": root}, needs_all=False)
+
+    root.samples[3].pixels = bytes(10)
+    assert objects.state_dict()["lost"] == {}
+
+    root.samples[5].loss = 0.5
+    assert list(objects.state_dict()["lost"]) == ["root.samples"]
+
+
+def make_groups():
+    """Returns more objects than a walk enters, in lists that are short enough."""
+    groups = [[Sample(idx) for idx in range(900)] for _ in range(25)]
+    return SimpleNamespace(rate=0.1, tables={"groups": groups})
+
+
+def test_more_objects_than_a_walk_enters_are_named_at_the_start_and_when_they_change():
+    """With where they are, what it means for a resume, and what to do."""
+    root = make_groups()
+    message = (
+        r"first 20,000 objects of root are looked at .* most of them are in "
+        r"root.tables\['groups'\]\. .* must be allowed\. Keep many small objects as an array"
+    )
+    with pytest.warns(UserWarning, match=message):
+        objects = TrackedObjects({"root": root})
+    assert objects.state_dict()["lost"] == {}
+
+    root.tables["groups"][24][899].number = -1
+
+    lost = objects.state_dict()["lost"]
+    assert list(lost) == ["root.tables['groups']"]
+    assert "the run has changed others" in lost["root.tables['groups']"]
+
+
+def test_an_object_that_is_freed_and_one_in_its_memory_differ():
+    """Python gives a new object the address of the last that it has freed."""
+    root = SimpleNamespace(value=datetime.date(2026, 1, 1))
+    objects = TrackedObjects({"root": root})
+    address = id(root.value)
+
+    root.value = None
+    others = [datetime.date(2026, 1, day) for day in range(2, 9)]
+    root.value = next((value for value in others if id(value) == address), others[0])
+
+    assert list(objects.state_dict()["lost"]) == ["root.value"]
+
+
+def test_an_entry_of_a_large_array_or_list_is_seen():
+    """A replay buffer changes by an entry at a time."""
+
+    def make():
+        return SimpleNamespace(rewards=np.zeros(100_000), steps=[(0, 0.0)] * 10_000)
+
+    def change(root):
+        root.rewards[77_777] = 1.5
+        root.steps[7_777] = (3, 0.5)
+
+    expected, actual = resumed(make, change, lambda root: (root.rewards[77_777], root.steps[7_777]))
+
+    assert actual == expected == (1.5, (3, 0.5))
+
+
+class Key:
+    """A key with identity."""
+
+
+def test_generators_under_keys_of_any_class_are_restored():
+    """Paths of their own, whatever the keys look like."""
+
+    def make():
+        keys = [Kind.LEFT, Kind.RIGHT, (1, "a"), Key(), Key()]
+        return SimpleNamespace(rngs={key: random.Random(idx) for idx, key in enumerate(keys)})
+
+    def draw(root):
+        return [rng.random() for rng in root.rngs.values()]
+
+    expected, actual = resumed(make, draw, draw)
+
+    assert actual == expected
+
+
+def test_classes_of_the_same_name_are_restored():
+    """A function may make a class each time it is called."""
+
+    def make_class():
+        class Counting:
+            count = 0
+
+        return Counting
+
+    def make():
+        return SimpleNamespace(classes=[make_class(), make_class(), make_class()])
+
+    def change(root):
+        for idx, kind in enumerate(root.classes):
+            kind.count = idx + 1
+
+    expected, actual = resumed(make, change, lambda root: [kind.count for kind in root.classes])
+
+    assert actual == expected == [1, 2, 3]
+
+
+def test_numbers_of_c_are_restored_in_place():
+    """Memory that processes share, of which each has a handle."""
+
+    def make():
+        return SimpleNamespace(
+            epoch=multiprocessing.Value("i", 0), raw=(ctypes.c_double * 3)(), one=ctypes.c_bool()
+        )
+
+    def change(root):
+        root.epoch.value, root.raw[1], root.one.value = 3, 0.5, True
+
+    expected, actual = resumed(
+        make, change, lambda root: (root.epoch.value, list(root.raw), root.one.value)
+    )
+
+    assert actual == expected == (3, [0, 0.5, 0], True)
+
+
+OPAQUE = {
+    "a hash": (hashlib.sha256, lambda value: value.update(b"a")),
+    "a parser of settings": (
+        configparser.ConfigParser,
+        lambda value: value.read_dict({"a": {"b": "c"}}),
+    ),
+    "a stack of callbacks": (contextlib.ExitStack, lambda value: value.callback(print)),
+    "an order of tasks": (graphlib.TopologicalSorter, lambda value: value.add(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_objects_of_the_standard_library_that_change_in_place_are_named(name):
+    """Not before they change."""
+    make, change = OPAQUE[name]
+    root = SimpleNamespace(part=make())
+    objects = TrackedObjects({"root": root})
+    assert objects.state_dict()["lost"] == {}
+
+    change(root.part)
+
+    assert list(objects.state_dict()["lost"]) == ["root.part"]
+
+
+def test_a_path_that_caches_its_text_has_not_changed():
+    """Nor has a lock that a thread waits for."""
+    root = SimpleNamespace(path=Path("a") / "b", jobs=queue.Queue())
+    objects = TrackedObjects({"root": root})
+
+    hash(root.path)
+    str(root.path)
+    waiting = threading.Thread(target=root.jobs.get)
+    waiting.start()
+    state = objects.state_dict()
+    root.jobs.put(None)
+    waiting.join()
+
+    assert state == {"contents": {}, "values": {}, "gone": [], "lost": {}}
+
+
 class Looks:
     """Keeps facts about the tensors that it has seen, each made anew when it is read."""
 
@@ -439,3 +674,56 @@ def test_facts_about_tensors_are_values():
 
     assert (other.shape, other.dtype) == (torch.Size([2, 3]), torch.float64)
     assert other.device == torch.device("cpu")
+
+
+class Cache:
+    """Knows its layers by their identities."""
+
+    def __init__(self):
+        self.layers = [torch.nn.Linear(1, 1) for _ in range(40)]
+        self.names = None
+        self.ids = []
+
+    def fill(self):
+        self.names = {id(layer): str(idx) for idx, layer in enumerate(self.layers)}
+        self.ids = [id(layer) for layer in self.layers]
+
+
+def test_identities_are_those_of_the_new_process():
+    """A cache by `id(...)` would know none of the objects, or others."""
+    cache = Cache()
+    objects = TrackedObjects({"cache": cache})
+    cache.fill()
+    other = Cache()
+
+    TrackedObjects({"cache": other}).load_state_dict(objects.state_dict())
+
+    assert other.names == {id(layer): str(idx) for idx, layer in enumerate(other.layers)}
+    assert other.ids == [id(layer) for layer in other.layers]
+
+
+def optimizer():
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def test_a_method_that_a_library_has_wrapped_in_the_run_is_not_lost():
+    """A scheduler does so with its optimizer's `step`."""
+    made = optimizer()
+    objects = TrackedObjects({"optimizer": made})
+    objects.state_dict()
+
+    torch.optim.lr_scheduler.ConstantLR(made)
+
+    assert "step" in vars(made)
+    assert objects.state_dict()["lost"] == {}
+
+
+def test_a_method_that_the_run_has_replaced_is_lost():
+    """Training depends on it."""
+    made = optimizer()
+    objects = TrackedObjects({"optimizer": made})
+    objects.state_dict()
+
+    made.step = functools.wraps(type(made).step)(lambda: None)
+
+    assert list(objects.state_dict()["lost"]) == ["optimizer.step"]

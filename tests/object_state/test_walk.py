@@ -1,21 +1,17 @@
-"""Which places a walk visits, and what it leaves alone."""
+"""Which locations a walk visits, and what it leaves alone."""
 
 from __future__ import annotations
 
 import argparse
-import functools
-import importlib
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.object_state import walk as module
-from eventloop.object_state.walk import is_attribute, walk
+from eventloop.object_state.walk import walk, where_most_are
 
 _counts = {"calls": 0}
 
@@ -58,24 +54,11 @@ class Base:
 
 def test_attributes_slots_classes_and_globals_are_places():
     """And no code of the objects runs."""
-    places = walk({"root": Base()}).places
+    locations = walk({"root": Base()}).locations
 
-    names = {path.rpartition(":")[2] for path in places}
+    names = {path.rpartition(":")[2] for path in locations}
     assert {"root.slotted.number", "root.options.rate", "Base.shared", "_counts"} <= names
-    assert not any("root.asked" in path or "empty" in path for path in places)
-
-
-def test_a_closure_and_what_a_function_calls_are_entered():
-    """State that no attribute has: of a closure, a partial function, a bound method."""
-    rng = random.Random(0)
-
-    def draw(scale):
-        return scale * rng.random()
-
-    places = walk({"draw": functools.partial(draw, 2.0)}).places
-
-    assert places["draw.func.<rng>"].value is rng
-    assert places["draw.args"].value == (2.0,)
+    assert not any("root.asked" in path or "empty" in path for path in locations)
 
 
 def test_an_object_is_visited_once_and_cycles_end():
@@ -86,42 +69,35 @@ def test_an_object_is_visited_once_and_cycles_end():
 
     result = walk({"root": root})
 
-    assert result.is_complete
+    assert not result.beyond
     assert result.objects["root.first"] is root.first
     assert "root.second" not in result.objects
-    assert "root.itself.first" not in result.places
+    assert "root.itself.first" not in result.locations
 
 
 def test_a_walk_is_bounded(monkeypatch):
-    """A data set of a million objects costs no more than one of the bound."""
+    """What lies beyond the bound is listed, so that a change of it can be seen."""
     monkeypatch.setattr(module, "MAX_OBJECTS", 50)
     root = argparse.Namespace(parts=[argparse.Namespace(idx=idx) for idx in range(100)])
 
     result = walk({"root": root})
 
-    assert not result.is_complete
-    assert len(result.objects) <= 50
+    assert len(result.objects) == 50
+    assert {location.path for location in result.beyond} >= {"root.parts[60]", "root.parts[99]"}
 
 
-def test_a_module_shows_what_its_state_dict_leaves_out():
-    """And weights: a module that no other module has registered isn't in a state_dict."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    model[0].register_buffer("mean", torch.zeros(2), persistent=False)
-    model.num_steps = 3
-
-    paths = walk({"model": model}).places
-
-    assert {"model.num_steps", "model.0.mean", "model.1.training"} <= paths.keys()
-    assert {"model.0.weight", "model.1.running_mean"} <= paths.keys()
-    assert not any("_hooks" in path for path in paths)
-
-
-def test_a_compiled_module_has_the_paths_of_the_plain_one():
-    """A run may be resumed with or without compilation."""
-    model = nn.Sequential(nn.Linear(2, 2))
-    compiled = torch.compile(model)
-
-    assert walk({"model": compiled}).places.keys() == walk({"model": model}).places.keys()
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["a.parts[0]", "a.parts[1]", "a.parts[2].n", "a.rate"], "a.parts"),
+        (["a['x y'].n", "a['x y'].m", "b"], "a['x y']"),
+        (["a", "b"], ""),
+        ([], ""),
+    ],
+)
+def test_where_most_objects_are_is_a_path_that_more_than_half_begin_with(paths, expected):
+    """A user looks there first."""
+    assert where_most_are(paths) == expected
 
 
 def test_workers_of_a_data_loader_are_not_entered():
@@ -129,21 +105,9 @@ def test_workers_of_a_data_loader_are_not_entered():
     loader = DataLoader(TensorDataset(torch.zeros(4)), 2, num_workers=1, persistent_workers=True)
     next(iter(loader))
 
-    paths = walk({"loader": loader}).places
+    paths = walk({"loader": loader}).locations
 
     assert not any("_iterator" in path for path in paths)
-
-
-@pytest.mark.parametrize("name", ["asked", "count", "__class__", "not a name"])
-def test_a_name_that_would_hide_code_is_no_attribute(name):
-    """It may come from a file."""
-    assert not is_attribute(Base(), name)
-
-
-@pytest.mark.parametrize("name", ["late", "shared"])
-def test_a_name_that_hides_no_code_is_an_attribute(name):
-    """A value of the class is hidden as `self.shared = ...` would hide it."""
-    assert is_attribute(Base(), name)
 
 
 def test_the_global_generators_are_not_entered():
@@ -157,21 +121,3 @@ def test_the_global_generators_are_not_entered():
     generators = [value for value in objects if isinstance(value, random.Random)]
     assert generators == [root.own.__self__]
     assert not any(isinstance(value, np.random.RandomState) for value in objects)
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_a_package_is_the_users_unless_it_is_installed(is_installed, tmp_path, monkeypatch):
-    """Into any folder, also one that pip has filled with --target."""
-    package = tmp_path / f"of_somebody_{is_installed}"
-    (package / "inner").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "inner" / "__init__.py").touch()
-    (package / "inner" / "code.py").touch()
-    if is_installed:
-        (tmp_path / "of_somebody-1.0.dist-info").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-
-    for name in (package.name, f"{package.name}.inner", f"{package.name}.inner.code"):
-        importlib.import_module(name)
-        assert module.is_own_code(name) is not is_installed
-        monkeypatch.delitem(sys.modules, name)

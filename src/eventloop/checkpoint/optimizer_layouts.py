@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.checkpoint.encoding import is_dense
-from eventloop.object_state.values import laid_out
+from eventloop.object_state.tensor_memory import laid_out
 from eventloop.training.sharded_tensors import sharded
 
 Path = tuple[str | int, ...]

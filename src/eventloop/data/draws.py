@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from eventloop.data.in_memory import parts_of
-from eventloop.object_state.values import Encoder, NotSavableError
+from eventloop.object_state.not_savable import NotSavableError
+from eventloop.object_state.values import Encoder
 from eventloop.rng import KeptGenerators, host_generators
 
 Seed = Callable[[int], Any]

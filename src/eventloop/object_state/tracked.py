@@ -2,76 +2,97 @@
 
 A task builds its objects anew when a run is resumed. So a checkpoint needs what has changed in them
 since they were built, and the states of random generators. Values are put back into the objects that
-the task has built; an object that only the run has made can't be, and is named.
+the task has built. An object that only the run has made can't be restored, and is named.
 """
 
 from __future__ import annotations
 
-import array
 import concurrent.futures
+import inspect
 import io
-import itertools
 import logging
 import threading
 import types
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eventloop.devices import kind_of
 from eventloop.errors import a, first_of
 from eventloop.naming import full_name
-from eventloop.object_state.values import (
-    MAX_BYTES,
-    TORCH_VALUES,
-    Decoder,
-    Encoded,
-    Encoder,
-    NotSavableError,
-    class_name,
-    encode_seed_source,
-    is_plain_tensor,
-    plain_array,
+from eventloop.object_state.attributes import (
+    Location,
+    attribute_location,
+    class_attribute_location,
+    is_attribute,
+    is_class_attribute,
 )
-from eventloop.object_state.walk import (
+from eventloop.object_state.decoding import Decoder
+from eventloop.object_state.entering import (
     CONTAINER_TYPES,
     MAX_ENTRIES,
     MAX_NESTING,
     PLAIN_TYPES,
-    Location,
-    Walk,
-    attribute_location,
-    class_attribute_location,
     has_identity,
-    is_array,
-    is_attribute,
     is_entered,
     is_of_trainer,
-    is_seed_source,
-    walk,
+    is_own_code,
 )
+from eventloop.object_state.fingerprints import (
+    Many,
+    fingerprint,
+    fingerprint_of_contents,
+    fingerprint_of_many,
+)
+from eventloop.object_state.not_savable import NotSavableError
+from eventloop.object_state.tensor_memory import MAX_BYTES, SharedMemory, is_plain_tensor
+from eventloop.object_state.torch_values import TORCH_VALUES
+from eventloop.object_state.values import Encoded, Encoder, class_name
+from eventloop.object_state.walk import MAX_OBJECTS, Walk, walk, where_most_are
 from eventloop.rng import is_generator
 
-# Objects by which a process works; a run that makes them when it needs them makes them again.
+# Handles of a process. A run that makes them when it needs them makes them again.
 _HANDLES = (
     logging.Logger,
     logging.Handler,
     threading.Thread,
+    threading.Condition,
     concurrent.futures.Executor,
     type(threading.Lock()),
     type(threading.RLock()),
 )
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
 _IO_TYPES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedReader, io.FileIO)
-_NUM_SAMPLED = 4096  # entries of a large tensor, array or list of numbers
-_NUM_SAMPLED_OBJECTS = 256  # entries of a long list of other things
-_MAX_COMPARED = 1_000_000  # entries of a list of plain values
+
+
+class BuiltLocation(NamedTuple):
+    """A location as it was when the run was built.
+
+    Attributes:
+        fingerprint: of its value.
+        owner: the path of the object that holds the value.
+        is_deletable: whether it is an attribute that can be deleted.
+    """
+
+    fingerprint: Any
+    owner: str
+    is_deletable: bool
+
+
+class BuiltContents(NamedTuple):
+    """The contents of an object when the run was built.
+
+    Attributes:
+        fingerprint: of the contents.
+        shape: of a tensor or an array; None of any other object.
+    """
+
+    fingerprint: Any
+    shape: tuple[int, ...] | None
 
 
 class TrackedObjects:
@@ -83,8 +104,9 @@ class TrackedObjects:
         weights: returns the tensors whose values are saved elsewhere.
         device: where tensors of a checkpoint go if they weren't on the host.
         needs_all: whether all that the run has changed must be saved. Of objects that are read by
-            index only iterators count: what else can't be saved is a file or a cache.
-        max_bytes: more than this in one location isn't saved.
+            index only iterators count: other values that can't be saved are files or caches.
+        max_bytes: the largest size of the value of a location that is saved.
+        is_run_state: whether checkpoints have the state, so that a warning says what they lack.
 
     Attributes:
         lost: why the latest state lacks something, by the path of the location.
@@ -99,38 +121,30 @@ class TrackedObjects:
         *,
         needs_all: bool = True,
         max_bytes: int = MAX_BYTES,
+        is_run_state: bool = True,
     ) -> None:
         self._roots = dict(roots)
-        self._apart = {id(thing): thing for thing in apart}  # kept, so that identities stay theirs
+        # Referenced, so that no identity is used again.
+        self._apart = {id(value): value for value in apart}
         self._weights = weights
         self._needs_all = needs_all
         self._max_bytes = max_bytes
         self._device = device or torch.device("cpu")
-        self.lost: dict[str, str] = {}
-        built = walk(self._roots, self._apart)
-        self._objects = built.objects  # kept, likewise
-        self._paths = {id(value): path for path, value in built.objects.items()}
-        weight_ids = self._weight_ids()
-        self._weight_paths = {
-            path for path, value in built.objects.items() if id(value) in weight_ids
-        }
-        self._places = {
-            path: (fingerprint(place.value), place.owner, place.delete is not None)
-            for path, place in built.places.items()
-        }
         self._code_of_start: dict[str, Any] = {}
         self._has_saved = False
-        self._classes = _classes_in(built.places.values())
-        self._contents = {
-            path: fingerprint_of_contents(value)
-            for path, value in built.objects.items()
-            if has_identity(value) and id(value) not in weight_ids
-        }
-        self._shapes = {
-            path: tuple(value.shape)
-            for path, value in built.objects.items()
-            if path in self._contents and _has_shape(value)
-        }
+        self.lost: dict[str, str] = {}
+        built = walk(self._roots, self._apart)
+        self._remember(built)
+        if built.beyond and is_run_state:
+            path = where_most_are(built.objects.keys())
+            warnings.warn(
+                f"only the first {MAX_OBJECTS:,} objects of {', '.join(self._roots)} are looked at for "
+                f"changes to save; most of them are in {path}. If the run changes others, its "
+                "checkpoints lack them, and a resume without them must be allowed. Keep many small "
+                "objects as an array or a tensor, or save what changes in state_dict and "
+                "load_state_dict of a plugin",
+                stacklevel=1,
+            )
 
     def state_dict(self, *, only_changes: bool = True) -> dict[str, Any]:
         """Returns what has changed since the objects were built.
@@ -140,72 +154,56 @@ class TrackedObjects:
 
         Returns:
             `contents`: of containers, tensors, arrays and generators, by the object's path;
-            `values`: of attributes and other places, by path; `gone`: the paths of attributes that
-            were deleted; `lost`: why something can't be saved, by path.
+            `values`: of attributes and other locations, by path; `gone`: the paths of attributes
+            that were deleted; `lost`: why something can't be saved, by path.
         """
         current = self._walk()
-        memory = SharedMemory(current.objects.values(), self._objects.values())
-        encoder = Encoder(
-            lambda value: self._paths.get(id(value)), self._classes.keys(), memory.base_of
-        )
         lost: dict[str, str] = {}
-        contents: dict[str, Encoded] = {}
-        for path, value in current.objects.items():
-            if path not in self._contents or self._objects[path] is not value:
-                continue  # new: saved where it is referred to
-            has_changed = self._contents[path] != fingerprint_of_contents(value)
-            if only_changes and not has_changed and not is_generator(value):
-                continue
-            with _noted(lost, path):
-                nest = encoder.encode_contents(value)
-                self._require_small(nest)
-                if path in self._shapes:
-                    nest["built_shape"] = list(self._shapes[path])
-                contents[path] = nest
-        values: dict[str, Encoded] = {}
-        weight_ids = self._weight_ids()
-        lost_owners: set[str] = set()
-        for path, place in current.places.items():
-            if place.owner in lost_owners:
-                lost_owners.add(path)
-                continue
-            if path in self._weight_paths or id(place.value) in weight_ids:
-                continue
-            if _gives_nothing(place.value):
-                continue
-            if place.assign is None and path in self._places:
-                if self._places[path][0] != fingerprint(place.value):
-                    owner = current.objects.get(place.owner)
-                    if not _has_contents(owner):
-                        lost[path] = "it can't be replaced where it is"
-                continue  # an entry, which its container has
-            is_due = path not in self._places or self._places[path][0] != fingerprint(place.value)
-            if not is_due and (only_changes or type(place.value) not in PLAIN_TYPES):
-                continue
-            if isinstance(place.value, _CODE) and self._is_of_start(path, place.value):
-                lost_owners.add(path)
-                continue
-            with _noted(lost, path):
-                self._require_known_location(place)
-                if place.assign is not None:
-                    nest = encoder.encode(place.value)
-                    self._require_small(nest)
-                    values[path] = nest
-            if path in lost:
-                lost_owners.add(path)
-        lost |= dict.fromkeys(
-            self._iterators_in(current), "the position of the iterator isn't readable"
-        )
+        counts: dict[str, str] = {}
+        # Contents first: values refer to objects in them.
+        encoder = self._encoder(current)
+        contents = self._encoded_contents(current, encoder, lost, counts, only_changes)
+        values = self._encoded_values(current, encoder, lost, only_changes)
+        self._note_changes_beyond(current, lost, counts)
         if not self._needs_all:
-            lost = {path: lost[path] for path in self._iterators_in(current)}
+            lost = counts
+        for path in self._iterators_in(current):
+            lost[path] = (
+                "it is an iterator whose position Python doesn't show; keep an index or an "
+                "itertools.count in its place"
+            )
         self.lost = lost if only_changes else {}
         self._has_saved |= only_changes
-        gone = [
-            path
-            for path, (_, owner, is_deletable) in self._places.items()
-            if is_deletable and path not in current.places and owner in current.objects
-        ]
+        gone = self._deleted_attributes(current)
         return {"contents": contents, "values": values, "gone": gone, "lost": dict(self.lost)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned, into the objects as they are.
+
+        Warns of locations that don't exist, or have an object of another kind or shape.
+
+        Raises:
+            LookupError, TypeError, ValueError, RuntimeError, AttributeError: no run has saved this.
+        """
+        locations = self._walk().locations
+        decoder = Decoder(self._objects, self._device, self._classes)
+        misfits = [
+            *self._load_contents(state["contents"], decoder),
+            *self._load_values(state["values"], decoder, locations),
+        ]
+        self._reset_plain_values(locations, state["values"])
+        for path in state["gone"]:
+            location = locations.get(path)
+            if location and location.is_deletable and _is_replaceable(location.value, None):
+                location.delete()
+        if misfits:
+            warnings.warn(
+                "the checkpoint has values that don't fit the objects of this run, which stay as they "
+                f"were built: {first_of(misfits)}. If you have changed the task or its data on purpose, "
+                "the run continues with these; otherwise resume it with the task and the versions of "
+                "packages that wrote the checkpoint, or start a new run in another run_dir",
+                stacklevel=2,
+            )
 
     def have_changed(self) -> bool:
         """Returns whether anything but the states of generators differs from when it was built."""
@@ -213,73 +211,153 @@ class TrackedObjects:
         contents = [nest for nest in state["contents"].values() if nest["kind"] != "generator"]
         return bool(contents or state["values"] or state["gone"] or state["lost"])
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, into the objects as they are.
-
-        Warns of places that aren't there any more, or hold an object of another kind or shape.
-
-        Raises:
-            LookupError, TypeError, ValueError, RuntimeError, AttributeError: no run has saved this.
-        """
-        places = self._walk().places
-        decoder = Decoder(self._objects, self._device, self._classes)
-        misfits: list[str] = []
-        for path, nest in state["contents"].items():
-            target = self._objects.get(path)
-            if (reason := _why_unlike(nest, target, self._contents.get(path))) is not None:
-                misfits.append(f"{path} {reason}")
-            else:
-                decoder.decode_contents(nest, target)
-        for path, nest in state["values"].items():
-            place = places.get(path) or self._new_location(path)
-            if place is None:
-                misfits.append(f"{path} isn't there")
-                continue
-            value = decoder.decode(nest, place.value)
-            if place.assign is None or not _is_replaceable(place.value, value):
-                misfits.append(f"{path} is {a(full_name(type(place.value)))}")
-                continue
-            place.assign(value)
-        self._reset_plain_values(places, state)
-        for path in state["gone"]:
-            place = places.get(path)
-            if (
-                place is not None
-                and place.delete is not None
-                and _is_replaceable(place.value, None)
-            ):
-                place.delete()
-        if misfits:
-            warnings.warn(
-                "the checkpoint has values that don't fit the objects of this run, and that stay as "
-                f"they are built: {first_of(misfits)}",
-                stacklevel=2,
-            )
-
-    def _reset_plain_values(self, places: Mapping[str, Location], state: Mapping[str, Any]) -> None:
-        """Sets plain values that this process has changed since, and the saved run hadn't.
-
-        A data set that is told its epoch before its state is loaded may count that.
-        """
-        for path, place in places.items():
-            if path in state["values"] or place.assign is None or path not in self._places:
-                continue
-            built = self._places[path][0]
-            if type(place.value) in PLAIN_TYPES and built != fingerprint(place.value):
-                kind, value = built
-                if kind in PLAIN_TYPES:
-                    place.assign(kind(value) if kind in (float, complex) else value)
-
     def unsavable_iterators(self) -> list[str]:
         """Returns the paths of iterators whose positions can't be saved."""
         return self._iterators_in(self._walk())
 
+    def _remember(self, built: Walk) -> None:
+        """Remembers the objects as they were built."""
+        self._objects = built.objects  # referenced, so that no identity is used again
+        self._paths = {id(value): path for path, value in built.objects.items()}
+        self._classes = _classes_in(built.locations.values())
+        self._locations = {
+            path: BuiltLocation(fingerprint(location.value), location.owner, location.is_deletable)
+            for path, location in built.locations.items()
+        }
+        weight_ids = self._weight_ids()
+        self._weight_paths = {
+            path for path, value in built.objects.items() if id(value) in weight_ids
+        }
+        self._beyond = self._fingerprint_beyond(built)
+        self._contents = {
+            path: BuiltContents(fingerprint_of_contents(value, self._paths), _shape_of(value))
+            for path, value in built.objects.items()
+            if has_identity(value) and path not in self._weight_paths
+        }
+
+    def _walk(self) -> Walk:
+        return walk(self._roots, self._apart, self._paths)
+
+    def _encoder(self, current: Walk) -> Encoder:
+        memory = SharedMemory(current.objects.values(), self._objects.values())
+        return Encoder(self._paths.get, self._classes.keys(), memory.base_of)
+
+    def _weight_ids(self) -> set[int]:
+        return set(map(id, self._weights()))
+
+    # The steps of `state_dict`
+
+    def _encoded_contents(
+        self,
+        current: Walk,
+        encoder: Encoder,
+        lost: dict[str, str],
+        counts: dict[str, str],
+        only_changes: bool,
+    ) -> dict[str, Encoded]:
+        """Returns the contents of built objects; those of new objects are where these are referred to."""
+        contents: dict[str, Encoded] = {}
+        for path, value in current.objects.items():
+            built = self._contents.get(path)
+            if built is None or self._objects[path] is not value:
+                continue
+            current_fingerprint = fingerprint_of_contents(value, self._paths)
+            has_changed = built.fingerprint != current_fingerprint
+            if only_changes and not has_changed and not is_generator(value):
+                continue
+            with _noted(lost, path):
+                nest = encoder.encode_contents(value)
+                self._require_small(nest)
+                if built.shape is not None:
+                    nest["built_shape"] = list(built.shape)
+                contents[path] = nest
+            many = _many_in(built.fingerprint)
+            if has_changed and path in lost and many is not None:
+                lost[path] = (
+                    f"it has {len(value):,} entries, and the objects in them, which the run has "
+                    f"changed, are saved of up to {MAX_ENTRIES:,}; keep what changes in an array"
+                )
+                if _differ_in_numbers(many, _many_in(current_fingerprint)):
+                    counts[path] = lost[path]
+        return contents
+
+    def _note_changes_beyond(
+        self, current: Walk, lost: dict[str, str], counts: dict[str, str]
+    ) -> None:
+        """Notes that objects have changed that the walk hasn't reached."""
+        if not current.beyond:
+            return
+        beyond = self._fingerprint_beyond(current)
+        if beyond != self._beyond:
+            path = where_most_are(current.objects.keys())
+            lost[path] = (
+                f"it has more than the {MAX_OBJECTS:,} objects that are looked at, and the run has "
+                "changed others; keep what changes in an array"
+            )
+            if _differ_in_numbers(self._beyond, beyond):
+                counts[path] = lost[path]
+
+    def _fingerprint_beyond(self, current: Walk) -> Many:
+        values = [location.value for location in current.beyond]
+        return fingerprint_of_many(values, set(map(id, current.objects.values())))
+
+    def _encoded_values(
+        self, current: Walk, encoder: Encoder, lost: dict[str, str], only_changes: bool
+    ) -> dict[str, Encoded]:
+        values: dict[str, Encoded] = {}
+        weight_ids = self._weight_ids()
+        skipped_owners: set[str] = set()  # their parts don't exist in a new process
+        for path, location in current.locations.items():
+            value = location.value
+            if location.owner in skipped_owners:
+                skipped_owners.add(path)
+                continue
+            if path in self._weight_paths or id(value) in weight_ids or _is_irrelevant(value):
+                continue
+            built = self._locations.get(path)
+            has_changed = built is None or built.fingerprint != fingerprint(value)
+            if built is not None and location.namespace is None:
+                # Usually an entry: the contents of its container have the change.
+                if has_changed and not _has_contents(current.objects.get(location.owner)):
+                    lost[path] = (
+                        "the run has replaced it in an object that can't be assigned to, such as "
+                        "default arguments; change a value in it instead"
+                    )
+                continue
+            if not has_changed and (only_changes or type(value) not in PLAIN_TYPES):
+                continue
+            if isinstance(value, _CODE) and (
+                self._is_code_of_start(path, value)
+                or _wraps_method_in_library(value, current.objects.get(location.owner))
+            ):
+                skipped_owners.add(path)
+                continue
+            with _noted(lost, path):
+                self._require_restorable(location)
+                if location.namespace is not None:
+                    nest = encoder.encode(value)
+                    self._require_small(nest)
+                    values[path] = nest
+            if path in lost:
+                skipped_owners.add(path)
+        return values
+
+    def _deleted_attributes(self, current: Walk) -> list[str]:
+        return [
+            path
+            for path, built in self._locations.items()
+            if built.is_deletable
+            and path not in current.locations
+            and built.owner in current.objects
+        ]
+
     def _iterators_in(self, current: Walk) -> list[str]:
+        """Returns the paths of iterators whose positions can't be saved."""
         encoder = Encoder(lambda value: None)
         paths = []
-        for path, location in current.places.items():
+        for path, location in current.locations.items():
             value = location.value
-            if not isinstance(value, Iterator) or is_entered(value) or _gives_nothing(value):
+            if not isinstance(value, Iterator) or is_entered(value) or _is_irrelevant(value):
                 continue
             if isinstance(value, io.IOBase) and not self._needs_all:
                 continue  # a file that is read by index is sought before each read
@@ -289,118 +367,95 @@ class TrackedObjects:
                 paths.append(path)
         return paths
 
-    def _is_of_start(self, path: str, code: Any) -> bool:
+    def _is_code_of_start(self, path: str, code: Any) -> bool:
         """Returns whether a function was there at the first save: the start of a process puts it there."""
         if not self._has_saved:
             self._code_of_start[path] = code
         return self._code_of_start.get(path) is code
 
-    def _walk(self) -> Walk:
-        return walk(self._roots, self._apart, self._paths)
+    def _require_restorable(self, location: Location) -> None:
+        """Raises NotSavableError unless the location exists in a new process, or is an attribute."""
+        is_cell = location.namespace is not None and not location.is_deletable
+        if is_cell and location.path not in self._locations:
+            raise NotSavableError(
+                "it belongs to a function that the run has made; make the function in the task"
+            )
 
-    def _weight_ids(self) -> set[int]:
-        return set(map(id, self._weights()))
-
-    def _require_known_location(self, place: Location) -> None:
-        """Raises NotSavableError unless the place exists in a new process, or is an attribute."""
-        if place.path not in self._places and place.assign is not None and place.delete is None:
-            raise NotSavableError("it was made since the run was built")
-
-    def _require_small(self, encoded: Encoded) -> None:
-        if (num_bytes := _num_bytes(encoded)) > self._max_bytes:
+    def _require_small(self, nest: Encoded) -> None:
+        if (num_bytes := _num_bytes(nest)) > self._max_bytes:
             size, limit = num_bytes / 1024**2, self._max_bytes / 1024**2
             raise NotSavableError(f"it has {size:,.1f} MiB, and at most {limit:,.0f} are saved")
 
+    # The steps of `load_state_dict`
+
+    def _load_contents(self, contents: Mapping[str, Encoded], decoder: Decoder) -> Iterator[str]:
+        """Restores the contents of objects; yields what doesn't fit."""
+        for path, nest in contents.items():
+            target = self._objects.get(path)
+            if (reason := self._misfit(path, nest, target)) is not None:
+                yield f"{path} {reason}"
+            else:
+                decoder.decode_contents(nest, target)
+
+    def _misfit(self, path: str, nest: Encoded, target: Any) -> str | None:
+        """Returns why an object can't take saved contents; None if it can."""
+        if target is None or (path not in self._contents and not is_generator(target)):
+            return "doesn't exist"
+        if not has_identity(target):
+            return f"is {a(full_name(type(target)))}"
+        shape = nest.get("built_shape")
+        if shape is not None and tuple(shape) != tuple(target.shape):
+            return f"has the shape {tuple(target.shape)}, and had {tuple(shape)} in the saved run"
+        return None
+
+    def _load_values(
+        self, values: Mapping[str, Encoded], decoder: Decoder, locations: Mapping[str, Location]
+    ) -> Iterator[str]:
+        """Assigns values; yields what doesn't fit."""
+        for path, nest in values.items():
+            location = locations.get(path) or self._new_location(path)
+            if location is None:
+                yield f"{path} doesn't exist"
+                continue
+            value = decoder.decode(nest, location.value)
+            if location.namespace is None or not _is_replaceable(location.value, value):
+                yield f"{path} is {a(full_name(type(location.value)))}"
+            else:
+                location.assign(value)
+
     def _new_location(self, path: str) -> Location | None:
-        """Returns the place of an attribute that the run has added to an object of the task's."""
+        """Returns the location of an attribute that the run has added to an object of the task."""
         owner_path, _, name = path.rpartition(".")
         owner = self._objects.get(owner_path)
         if isinstance(owner, type):
-            is_code = callable(vars(owner).get(name)) or hasattr(vars(owner).get(name), "__get__")
-            is_new = name.isidentifier() and not name.startswith("__") and not is_code
-            return class_attribute_location(owner, name, owner_path) if is_new else None
+            is_allowed = is_class_attribute(owner, name)
+            return class_attribute_location(owner, name, owner_path) if is_allowed else None
         if owner is None or not is_attribute(owner, name):
             return None
         return attribute_location(owner, name, owner_path)
 
+    def _reset_plain_values(
+        self, locations: Mapping[str, Location], values: Mapping[str, Encoded]
+    ) -> None:
+        """Resets plain values that this process has changed and the saved run had not.
 
-class SharedMemory:
-    """Which tensors and arrays share memory.
-
-    Args:
-        objects: all that are in use; others among them are ignored.
-        built: those that a new process has, too.
-    """
-
-    def __init__(self, objects: Iterable[Any], built: Iterable[Any]) -> None:
-        self._objects = objects
-        self._built = built
-        self._groups: dict[int, list[Any]] | None = None
-        self._built_ids: set[int] = set()
-        self._bases: dict[int, Tensor] = {}
-
-    def base_of(self, value: Any) -> Tensor | None:
-        """Returns a tensor with the memory of a new one, if the memory is in use elsewhere."""
-        if self._groups is None:
-            self._groups = {}
-            self._built_ids = set(map(id, self._built))
-            for other in self._objects:
-                if (address := _address(other)) is not None:
-                    self._groups.setdefault(address, []).append(other)
-        address = _address(value)
-        if address is None or value is self._bases.get(address):
-            return None
-        group = self._groups.get(address, [])
-        if not [other for other in group if other is not value]:
-            return None
-        if address not in self._bases:
-            self._bases[address] = self._base_of_group(value, group)
-        return self._bases[address]
-
-    def _base_of_group(self, value: Any, group: list[Any]) -> Tensor:
-        if not all(isinstance(member, Tensor) and member.dtype == value.dtype for member in group):
-            raise NotSavableError("it shares the memory of an array or tensor of another kind")
-        for member in group:
-            if id(member) in self._built_ids:
-                base: Tensor = member
-                return base
-        memory = torch.empty(0, dtype=value.dtype, device=value.device)
-        memory.set_(value.untyped_storage())
-        return memory
-
-
-def _address(value: Any) -> int | None:
-    """Returns where the memory of a tensor or an array begins; None of anything else."""
-    if isinstance(value, Tensor):
-        is_plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided
-        return value.untyped_storage().data_ptr() or None if is_plain else None
-    if not is_array(value):
-        return None
-    while is_array(value.base):
-        value = value.base
-    address: int = value.__array_interface__["data"][0]
-    return address if value.size else None
-
-
-def _classes_in(places: Iterable[Location]) -> dict[str, type]:
-    """Returns the enums and named tuples that objects use, by name."""
-    classes: dict[str, type] = {}
-    waiting = [(place.value, 0) for place in places]
-    while waiting:
-        value, depth = waiting.pop()
-        kind = value if isinstance(value, type) else type(value)
-        if issubclass(kind, Enum) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
-            classes[class_name(kind)] = kind
-        if type(value) in CONTAINER_TYPES and depth < MAX_NESTING and len(value) <= MAX_ENTRIES:
-            entries = [*value, *value.values()] if isinstance(value, dict) else [*value]
-            waiting += [(entry, depth + 1) for entry in entries if type(entry) not in PLAIN_TYPES]
-    return classes
+        A data set that is told its epoch before its state is loaded may count that.
+        """
+        for path, location in locations.items():
+            built = self._locations.get(path)
+            if built is None or path in values or location.namespace is None:
+                continue
+            has_changed = built.fingerprint != fingerprint(location.value)
+            if type(location.value) in PLAIN_TYPES and has_changed:
+                kind, value = built.fingerprint
+                if kind in PLAIN_TYPES:
+                    location.assign(kind(value) if kind in (float, complex) else value)
 
 
 @contextmanager
 def restored_objects(**roots: Any) -> Iterator[None]:
     """Restores objects after a block to what they were before it, as far as that can be saved."""
-    objects = TrackedObjects(roots)
+    objects = TrackedObjects(roots, is_run_state=False)
     state = objects.state_dict(only_changes=False)
     try:
         yield
@@ -419,92 +474,38 @@ def _noted(lost: dict[str, str], path: str) -> Iterator[None]:
         lost[path] = str(error)
 
 
-def fingerprint(value: Any) -> Any:
-    """Returns what differs if a place holds another value, without running code of its class.
-
-    An object is compared by its identity, see `fingerprint_of_contents` for what it holds.
-    """
-    kind = type(value)
-    if kind in (float, complex):
-        return kind, repr(value)  # a NaN is equal to itself
-    if kind in PLAIN_TYPES or kind in TORCH_VALUES:
-        return kind, value
-    if kind in (tuple, frozenset):
-        return kind, _fingerprint_of_entries(value)
-    if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "tobytes"):
-        return kind, value.tobytes()
-    if kind.__module__ in ("builtins", "itertools") and not has_identity(value):
-        return _fingerprint_of_builtin(value)
-    return kind, id(value)
+def _classes_in(locations: Iterable[Location]) -> dict[str, type]:
+    """Returns the enums and named tuples that objects use, by name."""
+    classes: dict[str, type] = {}
+    waiting = [(location.value, 0) for location in locations]
+    while waiting:
+        value, depth = waiting.pop()
+        kind = value if isinstance(value, type) else type(value)
+        if issubclass(kind, Enum) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+            classes[class_name(kind)] = kind
+        if type(value) in CONTAINER_TYPES and depth < MAX_NESTING and len(value) <= MAX_ENTRIES:
+            entries = [*value, *value.values()] if isinstance(value, dict) else [*value]
+            waiting += [(entry, depth + 1) for entry in entries if type(entry) not in PLAIN_TYPES]
+    return classes
 
 
-def fingerprint_of_contents(value: Any) -> Any:
-    """Returns what differs if a container, tensor, array or generator holds other contents.
+def _many_in(fingerprint: Any) -> Many | None:
+    """Returns the part of a fingerprint of contents that is about objects which aren't entered."""
+    last = fingerprint[-1] if isinstance(fingerprint, tuple) and fingerprint else None
+    return last if isinstance(last, Many) else None
 
-    Large ones are compared by some of their entries.
-    """
-    kind = type(value)
-    if kind in CONTAINER_TYPES:
-        return len(value), _fingerprint_of_entries(value)
+
+def _differ_in_numbers(built: Many | None, current: Many | None) -> bool:
+    """Returns whether numbers have changed. Other changes of a data set are those of a cache."""
+    if built is None or current is None:
+        return False
+    return built.references.differs_in_numbers(current.references)
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, Tensor):
-        return _fingerprint_of_tensor(value)
-    if is_generator(value):
-        return None  # always saved
-    if is_seed_source(value):
-        return repr(encode_seed_source(value))
-    if kind in (bytearray, array.array):
-        return bytes(value)
-    return _fingerprint_of_array(value)
-
-
-def _fingerprint_of_entries(container: Any) -> Any:
-    if isinstance(container, dict):
-        entries: Iterable[Any] = itertools.chain(container.keys(), container.values())
-    else:
-        entries = container
-    if isinstance(container, (set, frozenset)):
-        return frozenset(fingerprint(entry) for entry in entries)
-    entries = list(entries)
-    if len(entries) > _NUM_SAMPLED:
-        has_objects = not set(map(type, entries)) <= PLAIN_TYPES
-        num_compared = _NUM_SAMPLED_OBJECTS if has_objects else _MAX_COMPARED
-        entries = entries[:: 1 + len(entries) // num_compared]
-        if not has_objects:
-            return hash(tuple(entries))
-    return tuple(fingerprint(entry) for entry in entries)
-
-
-def _has_shape(value: Any) -> bool:
-    return is_plain_tensor(value) if isinstance(value, Tensor) else hasattr(type(value), "shape")
-
-
-def _fingerprint_of_tensor(tensor: Tensor) -> Any:
-    version = None if tensor.is_inference() else tensor._version
-    facts: tuple[Any, ...] = (tensor.dtype, tensor.requires_grad, version)
-    if not is_plain_tensor(tensor):
-        return facts
-    facts = (*facts, tensor.shape, tensor.stride(), tensor.data_ptr())
-    if not kind_of(tensor.device).is_host or not tensor.is_contiguous():
-        return facts  # what is on a device is compared without waiting for it
-    flat = tensor.detach().flatten()
-    sample = flat[:: max(1, len(flat) // _NUM_SAMPLED)].contiguous()
-    return *facts, zlib.crc32(sample.view(torch.uint8).numpy().tobytes())
-
-
-def _fingerprint_of_array(values: Any) -> Any:
-    facts = values.shape, str(values.dtype)
-    if values.dtype.hasobject:  # compared by identity: no code of theirs runs
-        return *facts, tuple(map(fingerprint, values.flat)) if values.size < _NUM_SAMPLED else None
-    flat = plain_array(values).reshape(-1)
-    return *facts, zlib.crc32(flat[:: max(1, flat.size // _NUM_SAMPLED)].tobytes())
-
-
-def _fingerprint_of_builtin(value: Any) -> Any:
-    """Compares bytearrays, ranges and iterators by what would be saved of them."""
-    try:
-        return type(value), repr(Encoder(lambda entry: None).encode(value))
-    except NotSavableError:
-        return "object", id(value)
+        return tuple(value.shape) if is_plain_tensor(value) else None
+    return tuple(value.shape) if hasattr(type(value), "shape") else None
 
 
 def _num_bytes(nest: Encoded) -> int:
@@ -517,31 +518,29 @@ def _num_bytes(nest: Encoded) -> int:
     return len(nest) if isinstance(nest, (str, bytes)) else 8
 
 
-def _why_unlike(nest: Encoded, target: Any, built: Any) -> str | None:
-    """Returns why an object can't take saved contents; None if it can.
-
-    Args:
-        built: the fingerprint of its contents when it was built; None if there is no such object.
-    """
-    if target is None or (built is None and not is_generator(target)):
-        return "isn't there"
-    if not has_identity(target):
-        return f"is {a(full_name(type(target)))}"
-    shape = nest.get("built_shape")
-    if shape is not None and tuple(shape) != tuple(target.shape):
-        return f"has the shape {tuple(target.shape)}, and had {tuple(shape)}"
-    return None
-
-
-def _gives_nothing(value: Any) -> bool:
+def _is_irrelevant(value: Any) -> bool:
     """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
     if type(value) in _IO_TYPES:
         return bool(value.closed) or not value.readable()
-    # The objects of a trainer, to which a module may refer, are made at each start.
-    module_name: object = type(value).__module__  # a descriptor, of functions of C
+    # A module may refer to objects of a trainer, which are made at each start.
+    module_name: object = type(value).__module__  # a descriptor, for functions of C
     if isinstance(module_name, str) and is_of_trainer(module_name) and not is_entered(value):
         return True
     return isinstance(value, _HANDLES)
+
+
+def _wraps_method_in_library(code: Any, owner: Any) -> bool:
+    """Returns whether a library has wrapped a method of an object, which does what it did.
+
+    A scheduler of torch wraps the `step` of its optimizer, also one that is made in the run.
+    """
+    function = getattr(code, "__func__", code)
+    if not isinstance(function, types.FunctionType):
+        return False
+    wrapped = getattr(function, "__wrapped__", None)
+    method = inspect.getattr_static(type(owner), getattr(wrapped, "__name__", ""), None)
+    is_wrapped = wrapped is not None and inspect.unwrap(function) is inspect.unwrap(method)
+    return is_wrapped and not is_own_code(function.__globals__.get("__name__"))
 
 
 def _has_contents(owner: Any) -> bool:

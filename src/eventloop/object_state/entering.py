@@ -1,0 +1,244 @@
+"""Which objects a walk enters: those whose state is in attributes, entries, closures or globals."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import contextvars
+import functools
+import site
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventloop.object_state.attributes import attributes_of, slots_of
+from eventloop.rng import is_generator
+
+# The entries of a longer list aren't entered.
+MAX_ENTRIES = 1_000
+MAX_NESTING = 16  # of containers in containers
+
+PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
+CONTAINER_TYPES = frozenset(
+    {list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter}
+)
+HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_CODES_OF_C_NUMBERS = tuple("bBhHiIlLqQfd?")
+# Objects whose state is in these attributes, which C code holds.
+HELD_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    types.BuiltinMethodType: ("__self__",),
+    types.MethodWrapperType: ("__self__",),
+    types.MethodType: ("__self__", "__func__"),
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    functools._lru_cache_wrapper: ("__wrapped__",),  # the cache itself only saves time
+    property: ("fget", "fset", "fdel"),
+    memoryview: ("obj",),
+}
+# Classes of the standard library whose state is in attributes. Instances of most others are handles
+# of a process: threads, loggers, files.
+_STDLIB_TYPES = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    threading.local,
+    threading.Event,
+    threading.Semaphore,
+)
+_STDLIB_MODULES = frozenset({"collections", "queue", "weakref", "fractions"})
+_SHARED_NUMBERS = "multiprocessing.sharedctypes"
+# Instances of these are values, with caches in attributes.
+_MODULES_OF_VALUES = frozenset(
+    {
+        "builtins",
+        "datetime",
+        "decimal",
+        "functools",
+        "inspect",
+        "ipaddress",
+        "pathlib",
+        "re",
+        "types",
+    }
+    | {"typing", "uuid", "zoneinfo"}
+)
+# Modules of torch whose instances have the state of a run in attributes; other classes of torch wrap C++.
+_TORCH_MODULES = ("torch.utils.data", "torch.nn", "torch.optim", "torch._dynamo.eval_frame")
+_EVENTLOOP_MODULES = ("eventloop.data", "eventloop.task")
+_OTHER_TRAINERS = ("accelerate", "composer", "lightning", "pytorch_lightning")
+_TRAINED_OR_READ = (
+    nn.Module,
+    torch.optim.Optimizer,
+    torch.utils.data.Dataset,
+    torch.utils.data.Sampler,
+    torch.utils.data.DataLoader,
+)
+
+
+def is_entered(value: Any) -> bool:
+    """Returns whether a walk visits the parts of an object."""
+    kind: Any = type(value)
+    if kind in PLAIN_TYPES or isinstance(value, (types.ModuleType, Enum)):
+        return False
+    if isinstance(value, Tensor):
+        has_hooks = any(getattr(value, name, None) for name in HOOKS_OF_TENSORS)
+        return kind in (Tensor, nn.Parameter) and bool(vars(value) or has_hooks)
+    if kind in CONTAINER_TYPES:
+        return not is_value_container(value)
+    if isinstance(value, type):
+        return is_own_code(value.__module__) and not issubclass(value, Enum)
+    if is_array(value):
+        return value.dtype.hasobject or bool(attributes_of(value))
+    if is_generator(value) or is_seed_source(value):
+        return bool(attributes_of(value)) and is_own_code(kind.__module__)
+    if kind is types.FunctionType:
+        return is_own_code(value.__module__)
+    if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+        return not isinstance(value.__self__, (types.ModuleType, type, types.NoneType))
+    if kind in HELD_ATTRIBUTES or kind in (types.MappingProxyType, contextvars.ContextVar):
+        return True
+    if isinstance(value, weakref.ref):
+        return True
+    return is_entered_class(kind) and (attributes_of(value) is not None or bool(slots_of(value)))
+
+
+def is_value_container(container: Any, depth: int = 0) -> bool:
+    """Returns whether no entry of a container, at any depth, is an object with state of its own.
+
+    Args:
+        depth: how many containers surround it.
+    """
+    if len(container) > MAX_ENTRIES or depth >= MAX_NESTING:
+        return True
+    entries = container.values() if isinstance(container, dict) else container
+    return all(type(entry) in PLAIN_TYPES or _is_value(entry, depth + 1) for entry in entries)
+
+
+def _is_value(entry: Any, depth: int) -> bool:
+    if type(entry) in (tuple, frozenset):
+        return is_value_container(entry, depth)
+    return isinstance(entry, Enum) or is_numpy_scalar(entry)
+
+
+def has_identity(value: Any) -> bool:
+    """Returns whether a value can be changed in place, so that two locations may share it."""
+    kind = type(value)
+    if kind in PLAIN_TYPES or kind in (tuple, frozenset):
+        return False
+    return (
+        kind in CONTAINER_TYPES
+        or kind in (bytearray, array.array)
+        or is_c_number(value)
+        or isinstance(value, Tensor)
+        or is_generator(value)
+        or is_array(value)
+        or is_seed_source(value)
+    )
+
+
+def is_c_number(value: Any) -> bool:
+    """Returns whether a value is a number of C, or an array of them: nothing with pointers."""
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is None:
+        return False
+    kind = value._type_ if isinstance(value, ctypes.Array) else type(value)
+    return issubclass(kind, ctypes._SimpleCData) and kind._type_ in _CODES_OF_C_NUMBERS
+
+
+def is_stdlib_instance(value: Any) -> bool:
+    """Returns whether a value is an object of Python's library that isn't entered, and may change."""
+    kind = type(value)
+    root = kind.__module__.partition(".")[0] if isinstance(kind.__module__, str) else ""
+    if root not in sys.stdlib_module_names or root in _MODULES_OF_VALUES:
+        return False
+    return attributes_of(value) is not None or bool(slots_of(value))
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether a value is an array of NumPy, of any class."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_numpy_scalar(value: Any) -> bool:
+    """Returns whether a value is a number, text or time of NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
+def is_seed_source(value: Any) -> bool:
+    """Returns whether a value is a bit generator of NumPy, or a sequence of seeds."""
+    numpy_random = sys.modules.get("numpy.random")
+    return numpy_random is not None and isinstance(
+        value, (numpy_random.BitGenerator, numpy_random.SeedSequence)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def is_own_code(module_name: str | None) -> bool:
+    """Returns whether a module is the user's: neither installed nor a part of Python."""
+    if not isinstance(module_name, str | None):
+        return False  # a class of C code may have a descriptor there
+    root = (module_name or "").partition(".")[0]
+    if root in sys.stdlib_module_names or root in ("torch", "eventloop"):
+        return root == "__main__"
+    path = getattr(sys.modules.get(module_name or ""), "__file__", None)
+    if path is None:
+        return True
+    folders = Path(path).parts
+    if "site-packages" in folders or "dist-packages" in folders:
+        return False
+    if any(Path(path).is_relative_to(folder) for folder in _installed_folders()):
+        return False
+    depth = (module_name or "").count(".") + (Path(path).name == "__init__.py")
+    parents = Path(path).parents
+    return not _has_distributions(parents[min(depth, len(parents) - 1)])
+
+
+@functools.cache
+def _installed_folders() -> frozenset[str]:
+    folders = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    return frozenset({*folders, *site.getsitepackages(), site.getusersitepackages()})
+
+
+@functools.lru_cache(maxsize=256)
+def _has_distributions(folder: Path) -> bool:
+    """Returns whether packages are installed into a folder, by `pip install --target` say."""
+    return next(folder.glob("*.dist-info"), None) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def is_entered_class(kind: Any) -> bool:
+    """Returns whether the state of a class's instances is in attributes."""
+    if issubclass(kind, _STDLIB_TYPES):
+        return True
+    module_name: str = kind.__module__
+    root = module_name.partition(".")[0]
+    if root == "torch":
+        return module_name.startswith(_TORCH_MODULES)
+    if root == "eventloop":  # other objects of the loop save their state themselves
+        return module_name.startswith(_EVENTLOOP_MODULES)
+    if root in _STDLIB_MODULES or module_name == _SHARED_NUMBERS:
+        return True
+    if is_of_trainer(module_name):
+        return issubclass(kind, _TRAINED_OR_READ)
+    return root == "__main__" or root not in (*sys.stdlib_module_names, "numpy")
+
+
+def is_of_trainer(module_name: str) -> bool:
+    """Returns whether a module belongs to a plugin's package or to another trainer.
+
+    Only those of its objects are entered that a run trains or reads: the others save their state
+    themselves, or are made at each start.
+    """
+    root = module_name.partition(".")[0]
+    return root.startswith("eventloop") or root in _OTHER_TRAINERS

@@ -1,0 +1,242 @@
+"""Fingerprints: what differs if a value or the contents of an object have changed. No code of theirs runs."""
+
+from __future__ import annotations
+
+import array
+import gc
+import itertools
+import operator
+import sys
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eventloop.devices import kind_of
+from eventloop.object_state.attributes import attributes_in, attributes_of
+from eventloop.object_state.entering import (
+    CONTAINER_TYPES,
+    MAX_ENTRIES,
+    PLAIN_TYPES,
+    has_identity,
+    is_c_number,
+    is_entered,
+    is_entered_class,
+    is_numpy_scalar,
+    is_seed_source,
+    is_stdlib_instance,
+)
+from eventloop.object_state.generators import encode_seed_source
+from eventloop.object_state.not_savable import NotSavableError
+from eventloop.object_state.tensor_memory import MAX_BYTES, is_plain_tensor
+from eventloop.object_state.torch_values import TORCH_VALUES
+from eventloop.object_state.values import Encoder, plain_array
+from eventloop.rng import is_generator
+
+_NUM_SAMPLED = 4096  # entries of a large tensor or array, and of a long list of plain values
+_MAX_COMPARED = 1_000_000  # references of a long container
+
+
+class Identities:
+    """Objects that equal others only if they are the same objects, or equal plain values.
+
+    They are referenced: the identity of a deleted object is used again, often at once.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Identities) or len(self._values) != len(other._values):
+            return False
+        if all(map(operator.is_, self._values, other._values)):  # a hundred times as fast
+            return True
+        return all(map(_is_same, self._values, other._values))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(type, self._values)))
+
+    def differs_in_numbers(self, other: Identities) -> bool:
+        """Returns whether a number in place of another is among the differences."""
+        pairs = zip(self._values, other._values, strict=False)
+        return any(
+            type(value) in _NUMBERS and type(after) in _NUMBERS and value != after
+            for value, after in pairs
+            if value is not after
+        )
+
+
+class Many(NamedTuple):
+    """The fingerprint of many objects.
+
+    Attributes:
+        references: the objects, and what they refer to.
+        contents: fingerprints of the tensors, arrays and generators among these.
+    """
+
+    references: Identities
+    contents: list[Any]
+
+
+_NUMBERS = (int, float, bool)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    return type(value) is type(other) and type(value) in PLAIN_TYPES and bool(value == other)
+
+
+def fingerprint(value: Any) -> Any:
+    """Returns what differs if a location has another value.
+
+    An object is compared by its identity; see `fingerprint_of_contents` for what it holds.
+    """
+    kind = type(value)
+    if kind in (float, complex):
+        return kind, repr(value)  # a NaN isn't equal to itself
+    if kind in PLAIN_TYPES or kind in TORCH_VALUES:
+        return kind, value
+    if kind in (tuple, frozenset):
+        return kind, _fingerprint_of_entries(value)
+    if is_numpy_scalar(value):
+        return kind, value.tobytes()
+    if kind.__module__ in ("builtins", "itertools") and not has_identity(value):
+        return _fingerprint_of_builtin(value)
+    if is_stdlib_instance(value) and not is_entered(value):
+        return _fingerprint_of_stdlib(value)
+    if hasattr(kind, "hexdigest") and kind.__module__ in sys.stdlib_module_names:
+        return kind.digest(value.copy())
+    return Identities((value,))
+
+
+def fingerprint_of_contents(value: Any, visited: Collection[int] = ()) -> Any:
+    """Returns what differs if a container, tensor, array or generator has other contents.
+
+    Args:
+        visited: identities of objects that are compared by themselves.
+    """
+    kind = type(value)
+    if kind in CONTAINER_TYPES:
+        return len(value), _fingerprint_of_entries(value, visited)
+    if isinstance(value, Tensor):
+        return _fingerprint_of_tensor(value)
+    if is_generator(value):
+        return None  # always saved
+    if is_seed_source(value):
+        return repr(encode_seed_source(value))
+    if kind in (bytearray, array.array) or is_c_number(value):
+        return bytes(value)
+    return _fingerprint_of_array(value, visited)
+
+
+def fingerprint_of_many(objects: Iterable[Any], visited: Collection[int] = ()) -> Many:
+    """Returns what differs if any of many objects, or what they refer to, has changed.
+
+    The garbage collector's view of objects is a hundred times as fast as a walk, and enough to see
+    whether there is a change. It needs the same layout each time: CPython makes the `__dict__` of
+    an instance when it is first asked for.
+    """
+    layer = list(itertools.islice(objects, _MAX_COMPARED))
+    references = [*layer]
+    contents: list[Any] = []
+    seen = set(visited)
+    while layer and len(references) <= _MAX_COMPARED:
+        samples = dict(zip(map(type, layer), layer, strict=True))  # an instance of each class
+        contents += _contents_in(layer, samples)
+        holders = _holders_in(layer, samples.keys(), seen)
+        seen.update(map(id, holders))
+        layer = gc.get_referents(*holders)
+        references += layer
+    return Many(Identities(references), contents)
+
+
+def _contents_in(layer: list[Any], samples: Mapping[type, Any]) -> list[Any]:
+    """Returns fingerprints of what changes without new references: tensors, arrays, positions."""
+    kinds = {
+        kind
+        for kind, sample in samples.items()
+        if kind not in CONTAINER_TYPES and (has_identity(sample) or isinstance(sample, Iterator))
+    }
+    if not kinds:
+        return []
+    # A generator or an iterator always differs.
+    return [
+        fingerprint_of_contents(value)
+        if has_identity(value) and not is_generator(value)
+        else object()
+        for value in layer
+        if type(value) in kinds
+    ]
+
+
+def _holders_in(layer: list[Any], kinds: Collection[Any], seen: set[int]) -> list[Any]:
+    """Returns the objects that refer to others, each once."""
+    followed = {kind for kind in kinds if kind in CONTAINER_TYPES or is_entered_class(kind)}
+    holders = layer
+    if len(followed) < len(kinds):
+        holders = [value for value in layer if type(value) in followed]
+    identities = set(map(id, holders))
+    if len(identities) < len(holders) or not identities.isdisjoint(seen):
+        unseen = {id(value): value for value in holders if id(value) not in seen}
+        holders = list(unseen.values())
+    if any(kind.__dictoffset__ for kind in followed):
+        for holder in holders:
+            attributes_of(holder)
+    return holders
+
+
+def _fingerprint_of_entries(container: Any, visited: Collection[int] = ()) -> Any:
+    entries = list(container)
+    if isinstance(container, dict):
+        entries += container.values()
+    if len(container) > MAX_ENTRIES:  # its entries aren't entered
+        if not set(map(type, entries)) <= PLAIN_TYPES:
+            return fingerprint_of_many(entries, visited)
+        if isinstance(container, (set, frozenset)):
+            return frozenset(entries)
+        return hash(tuple(entries[:: 1 + len(entries) // _MAX_COMPARED]))
+    is_ordered = not isinstance(container, (set, frozenset))
+    return (tuple if is_ordered else frozenset)(map(fingerprint, entries))
+
+
+def _fingerprint_of_tensor(tensor: Tensor) -> Any:
+    version = None if tensor.is_inference() else tensor._version
+    facts: tuple[Any, ...] = (tensor.dtype, tensor.requires_grad, version)
+    if not is_plain_tensor(tensor):
+        return facts
+    facts = (*facts, tensor.shape, tensor.stride(), tensor.data_ptr())
+    if not kind_of(tensor.device).is_host or not tensor.is_contiguous():
+        return facts  # reading values would wait for the device
+    flat = tensor.detach().flatten()
+    sample = flat[:: max(1, len(flat) // _NUM_SAMPLED)].contiguous()
+    return *facts, zlib.crc32(sample.view(torch.uint8).numpy().tobytes())
+
+
+def _fingerprint_of_array(values: Any, visited: Collection[int]) -> Any:
+    facts = values.shape, str(values.dtype)
+    if values.dtype.hasobject:
+        if values.size > MAX_ENTRIES:
+            return *facts, fingerprint_of_many(values.flat, visited)
+        return *facts, tuple(map(fingerprint, values.flat))
+    flat = plain_array(values).reshape(-1)
+    # An array has no version counter, so that whatever could be saved is compared as a whole.
+    step = 1 if values.nbytes <= MAX_BYTES else flat.size // _NUM_SAMPLED
+    return *facts, zlib.crc32(flat[::step].tobytes())
+
+
+def _fingerprint_of_stdlib(value: Any) -> Any:
+    """Compares an object of Python's library by its attributes: it can only be named."""
+    locations = attributes_in(value, "")
+    values = [location.value for location in locations]
+    return Identities((value,)), fingerprint_of_many(values)
+
+
+def _fingerprint_of_builtin(value: Any) -> Any:
+    """Compares ranges and iterators by what would be saved of them."""
+    try:
+        return type(value), repr(Encoder(lambda entry: None).encode(value))
+    except NotSavableError:
+        return Identities((value,))
