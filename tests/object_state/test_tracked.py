@@ -400,6 +400,22 @@ def test_a_plain_value_that_a_run_had_not_changed_is_as_it_was_built():
     assert (root.count, root.rate) == (0, 0.5)
 
 
+def test_an_object_that_this_process_has_replaced_by_a_value_stays_so():
+    """The saved run may have kept it: there is nothing to put back."""
+
+    def make():
+        return SimpleNamespace(part=SimpleNamespace(n=1), day=datetime.date(2026, 1, 1))
+
+    state = TrackedObjects({"root": make()}).state_dict()
+    root = make()
+    objects = TrackedObjects({"root": root})
+    root.part = root.day = None
+
+    objects.load_state_dict(state)
+
+    assert (root.part, root.day) == (None, None)
+
+
 def test_what_a_process_works_by_is_not_lost(tmp_path):
     """A log, a lock and a file to write give nothing to the training, even if they are made late."""
     root = SimpleNamespace(lock=None, log=None, file=None)

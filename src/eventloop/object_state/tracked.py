@@ -441,8 +441,11 @@ class TrackedObjects:
             built = self._locations.get(path)
             if built is None or path in values or location.namespace is None:
                 continue
-            has_changed = built.fingerprint != fingerprint(location.value)
-            if type(location.value) in PLAIN_TYPES and has_changed:
+            if type(location.value) not in PLAIN_TYPES:
+                continue
+            if type(built.fingerprint) is tuple and built.fingerprint != fingerprint(
+                location.value
+            ):
                 kind, value = built.fingerprint
                 if kind in PLAIN_TYPES:
                     location.assign(kind(value) if kind in (float, complex) else value)
@@ -518,11 +521,14 @@ def _is_irrelevant(value: Any) -> bool:
     """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
     if type(value) in _IO_TYPES:
         return bool(value.closed) or not value.readable()
-    # A module may refer to objects of a trainer, which are made at each start.
-    module_name: object = type(value).__module__  # a descriptor, for functions of C
-    if isinstance(module_name, str) and is_of_trainer(module_name) and not is_entered(value):
+    if isinstance(value, _HANDLES):
         return True
-    return isinstance(value, _HANDLES)
+    # A module may refer to objects of a trainer, which are made at each start. The tensors of the pretend
+    # accelerator have a class of its own.
+    module_name: object = type(value).__module__  # a descriptor, for functions of C
+    if not isinstance(module_name, str) or not is_of_trainer(module_name):
+        return False
+    return not is_entered(value) and not has_identity(value)
 
 
 def _has_contents(owner: Any) -> bool:
