@@ -511,6 +511,16 @@ def test_of_many_objects_that_are_read_by_index_changed_numbers_are_named():
     assert list(objects.state_dict()["lost"]) == ["root.samples"]
 
 
+def test_of_many_values_that_are_too_large_the_size_is_named():
+    """Not the number of entries."""
+    root = SimpleNamespace(cache=[np.zeros(2) for _ in range(1500)])
+    objects = TrackedObjects({"root": root}, max_bytes=1000)
+
+    root.cache[3][0] = 1
+
+    assert "at most" in objects.state_dict()["lost"]["root.cache"]
+
+
 def make_groups():
     """Returns more objects than a walk enters, in lists that are short enough."""
     groups = [[Sample(idx) for idx in range(900)] for _ in range(25)]
@@ -623,6 +633,7 @@ def test_numbers_of_c_are_restored_in_place():
 
 OPAQUE = {
     "a hash": (hashlib.sha256, lambda value: value.update(b"a")),
+    "a hash of any length": (hashlib.shake_128, lambda value: value.update(b"a")),
     "a parser of settings": (
         configparser.ConfigParser,
         lambda value: value.read_dict({"a": {"b": "c"}}),
