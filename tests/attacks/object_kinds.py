@@ -487,6 +487,9 @@ class GeneratorOfDevice:
     def __init__(self):
         self.rng, self.late = torch.Generator(DEVICE).manual_seed(1), None
 
+    def __deepcopy__(self, memo):
+        raise TypeError("a generator of an accelerator has no copy")
+
     def __call__(self):
         if self.late is None:
             self.late = torch.Generator(DEVICE).manual_seed(2)

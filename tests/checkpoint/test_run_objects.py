@@ -282,6 +282,35 @@ def test_what_can_not_be_saved_is_named_at_the_first_save_and_refused_on_resume(
         train(setup, tmp_path, allowed=Allowed(lost_objects=True))
 
 
+class MakesObjects(nn.Linear):
+    """Makes an object that can't be saved in its third step, and another in its sixth."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.early = self.late = None
+        self.num_calls = 0
+
+    def forward(self, inputs):
+        self.num_calls += self.training
+        if self.num_calls == 3:
+            self.early = object()
+        if self.num_calls == 6:
+            self.late = object()
+        return super().forward(inputs)
+
+
+def test_each_loss_is_named_once_when_it_happens(tmp_path):
+    """A second loss, after a warning of the first, would otherwise be met on resume."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(lambda: {"model": MakesObjects}, tmp_path, kill_at=9)
+
+    messages = [str(warning.message) for warning in caught]
+    named = [message for message in messages if "checkpoints of this run lack" in message]
+    assert ["model.early" in message for message in named] == [True, False]
+    assert ["model.late" in message for message in named] == [False, True]
+
+
 def on_two_ranks(folder, kill_at=-1):
     return train(SETUPS["generators of a model"], folder, kill_at=kill_at)[0]
 

@@ -401,6 +401,22 @@ def test_a_plain_value_that_a_run_had_not_changed_is_as_it_was_built():
     assert (root.count, root.rate) == (0, 0.5)
 
 
+def test_an_object_that_this_process_has_replaced_by_a_value_stays_so():
+    """The saved run may have kept it: there is nothing to put back."""
+
+    def make():
+        return SimpleNamespace(part=SimpleNamespace(n=1), day=datetime.date(2026, 1, 1))
+
+    state = TrackedObjects({"root": make()}).state_dict()
+    root = make()
+    objects = TrackedObjects({"root": root})
+    root.part = root.day = None
+
+    objects.load_state_dict(state)
+
+    assert (root.part, root.day) == (None, None)
+
+
 def test_what_a_process_works_by_is_not_lost(tmp_path):
     """A log, a lock and a file to write give nothing to the training, even if they are made late."""
     root = SimpleNamespace(lock=None, log=None, file=None)
@@ -494,6 +510,16 @@ def test_of_many_objects_that_are_read_by_index_changed_numbers_are_named():
 
     root.samples[5].loss = 0.5
     assert list(objects.state_dict()["lost"]) == ["root.samples"]
+
+
+def test_of_many_values_that_are_too_large_the_size_is_named():
+    """Not the number of entries."""
+    root = SimpleNamespace(cache=[np.zeros(2) for _ in range(1500)])
+    objects = TrackedObjects({"root": root}, max_bytes=1000)
+
+    root.cache[3][0] = 1
+
+    assert "at most" in objects.state_dict()["lost"]["root.cache"]
 
 
 def make_groups():
@@ -608,6 +634,7 @@ def test_numbers_of_c_are_restored_in_place():
 
 OPAQUE = {
     "a hash": (hashlib.sha256, lambda value: value.update(b"a")),
+    "a hash of any length": (hashlib.shake_128, lambda value: value.update(b"a")),
     "a parser of settings": (
         configparser.ConfigParser,
         lambda value: value.read_dict({"a": {"b": "c"}}),

@@ -31,12 +31,12 @@ class RunObjects:
     def __init__(self, task: object) -> None:
         self._task = task
         self._objects: TrackedObjects | None = None
-        self._has_warned = False
+        self._warned_paths: set[str] = set()
 
     def remember(self, state: State) -> None:
         """Remembers the objects as they are built, before anything is loaded."""
         roots: dict[str, Any] = {"model": state.model}
-        roots |= {f"optimizers.{name}": one for name, one in state.optimizers.items()}
+        roots |= {f"optimizers.{name}": optimizer for name, optimizer in state.optimizers.items()}
         for interval, pairs in state.schedulers.items():
             for idx, (_, scheduler) in enumerate(pairs):
                 # The functions of a LambdaLR; all else is in the state_dict of a scheduler.
@@ -73,10 +73,12 @@ class RunObjects:
         return saved
 
     def warn_of_losses(self, part: Mapping[str, Any]) -> None:
-        """Warns once of what a rank's part of a checkpoint lacks, train data among it."""
+        """Warns of what a rank's part of a checkpoint lacks, once of each path; includes train data."""
         losses = losses_in_rank(part)
-        if losses and not self._has_warned:
-            self._has_warned = True
+        for path in self._warned_paths:
+            losses.pop(path, None)
+        if losses:
+            self._warned_paths |= losses.keys()
             warnings.warn(
                 f"checkpoints of this run lack {listed_losses(losses)}. Build such objects with "
                 "the task and let the run change values in them, or save their state in state_dict and "

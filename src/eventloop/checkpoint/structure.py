@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -210,18 +211,16 @@ def fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> list[str]:
     return placed
 
 
-class _of_this_model:  # noqa: N801  reads as a function
-    """Turns errors of a model without the place that a checkpoint names into a CheckpointError."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, (LookupError, AttributeError, ValueError, TypeError, RuntimeError)):
-            raise CheckpointError(
-                f"the checkpoint has changes of the run that don't fit this model: {error}",
-                fix="start the run with the task that wrote it, or a new one in another run_dir",
-            ) from error
+@contextmanager
+def _of_this_model() -> Iterator[None]:
+    """Turns errors of a model that lacks what a checkpoint names into a CheckpointError."""
+    try:
+        yield
+    except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the checkpoint has changes of the run that don't fit this model: {error}",
+            fix="start the run with the task that wrote it, or a new one in another run_dir",
+        ) from error
 
 
 _LAZY = (-1,)

@@ -221,7 +221,9 @@ def is_entered_class(kind: Any) -> bool:
     """Returns whether the state of a class's instances is in attributes."""
     if issubclass(kind, _STDLIB_TYPES):
         return True
-    module_name: str = kind.__module__
+    module_name: object = kind.__module__
+    if not isinstance(module_name, str):
+        return False  # a descriptor, of functions of Cython
     root = module_name.partition(".")[0]
     if root == "torch":
         return module_name.startswith(_TORCH_MODULES)

@@ -36,7 +36,8 @@ from eventloop.object_state.values import Encoder, plain_array
 from eventloop.rng import is_generator
 
 _NUM_SAMPLED = 4096  # entries of a large tensor or array, and of a long list of plain values
-_MAX_COMPARED = 1_000_000  # references of a long container
+_MAX_COMPARED = 1_000_000  # entries of a long container
+_MAX_REFERENCES = 8 * _MAX_COMPARED
 
 
 class Identities:
@@ -79,6 +80,10 @@ class Many(NamedTuple):
     references: Identities
     contents: list[Any]
 
+    def differs_in_numbers(self, other: Many | None) -> bool:
+        """Returns whether numbers have changed. Other changes of a data set are those of a cache."""
+        return other is not None and self.references.differs_in_numbers(other.references)
+
 
 _NUMBERS = (int, float, bool)
 
@@ -108,7 +113,8 @@ def fingerprint(value: Any) -> Any:
     if is_stdlib_instance(value) and not is_entered(value):
         return _fingerprint_of_stdlib(value)
     if hasattr(kind, "hexdigest") and kind.__module__ in sys.stdlib_module_names:
-        return kind.digest(value.copy())
+        has_any_length = kind.__name__ == "HASHXOF" or kind.__name__.startswith("shake")
+        return kind, value.digest(16) if has_any_length else value.digest()
     return Identities((value,))
 
 
@@ -143,7 +149,7 @@ def fingerprint_of_many(objects: Iterable[Any], visited: Collection[int] = ()) -
     references = [*layer]
     contents: list[Any] = []
     seen = set(visited)
-    while layer and len(references) <= _MAX_COMPARED:
+    while layer and len(references) <= _MAX_REFERENCES:
         samples = dict(zip(map(type, layer), layer, strict=True))  # an instance of each class
         contents += _contents_in(layer, samples)
         holders = _holders_in(layer, samples.keys(), seen)
@@ -193,11 +199,11 @@ def _fingerprint_of_entries(container: Any, visited: Collection[int] = ()) -> An
     if isinstance(container, dict):
         entries += container.values()
     if len(container) > MAX_ENTRIES:  # its entries aren't entered
-        if not set(map(type, entries)) <= PLAIN_TYPES:
-            return fingerprint_of_many(entries, visited)
-        if isinstance(container, (set, frozenset)):
+        is_plain = set(map(type, entries)) <= PLAIN_TYPES
+        if is_plain and isinstance(container, (set, frozenset)):
             return frozenset(entries)
-        return hash(tuple(entries[:: 1 + len(entries) // _MAX_COMPARED]))
+        entries = entries[:: 1 + len(entries) // _MAX_COMPARED]
+        return hash(tuple(entries)) if is_plain else fingerprint_of_many(entries, visited)
     is_ordered = not isinstance(container, (set, frozenset))
     return (tuple if is_ordered else frozenset)(map(fingerprint, entries))
 

@@ -136,10 +136,9 @@ class TrackedObjects:
         built = walk(self._roots, self._apart)
         self._remember(built)
         if built.beyond and is_run_state:
-            path = where_most_are(built.objects.keys())
             warnings.warn(
                 f"only the first {MAX_OBJECTS:,} objects of {', '.join(self._roots)} are looked at for "
-                f"changes to save; most of them are in {path}. If the run changes others, its "
+                f"changes to save; most of them are in {self._largest_part(built)}. If the run changes others, its "
                 "checkpoints lack them, and a resume without them must be allowed. Keep many small "
                 "objects as an array or a tensor, or save what changes in state_dict and "
                 "load_state_dict of a plugin",
@@ -266,19 +265,23 @@ class TrackedObjects:
             if only_changes and not has_changed and not is_generator(value):
                 continue
             with _noted(lost, path):
-                nest = encoder.encode_contents(value)
+                try:
+                    nest = encoder.encode_contents(value)
+                except NotSavableError:
+                    many = _many_in(current_fingerprint)
+                    if many is None:
+                        raise
+                    reason = (
+                        f"it has {len(value):,} entries, and the run has changed objects in them; these "
+                        f"are saved of up to {MAX_ENTRIES:,}, keep what changes in an array"
+                    )
+                    if many.differs_in_numbers(_many_in(built.fingerprint)):
+                        counts[path] = reason
+                    raise NotSavableError(reason) from None
                 self._require_small(nest)
                 if built.shape is not None:
                     nest["built_shape"] = list(built.shape)
                 contents[path] = nest
-            many = _many_in(built.fingerprint)
-            if has_changed and path in lost and many is not None:
-                lost[path] = (
-                    f"it has {len(value):,} entries, and the objects in them, which the run has "
-                    f"changed, are saved of up to {MAX_ENTRIES:,}; keep what changes in an array"
-                )
-                if _differ_in_numbers(many, _many_in(current_fingerprint)):
-                    counts[path] = lost[path]
         return contents
 
     def _note_changes_beyond(
@@ -289,13 +292,16 @@ class TrackedObjects:
             return
         beyond = self._fingerprint_beyond(current)
         if beyond != self._beyond:
-            path = where_most_are(current.objects.keys())
+            path = self._largest_part(current)
             lost[path] = (
                 f"it has more than the {MAX_OBJECTS:,} objects that are looked at, and the run has "
                 "changed others; keep what changes in an array"
             )
-            if _differ_in_numbers(self._beyond, beyond):
+            if beyond.differs_in_numbers(self._beyond):
                 counts[path] = lost[path]
+
+    def _largest_part(self, current: Walk) -> str:
+        return where_most_are(current.objects.keys()) or ", ".join(self._roots)
 
     def _fingerprint_beyond(self, current: Walk) -> Many:
         values = [location.value for location in current.beyond]
@@ -445,8 +451,11 @@ class TrackedObjects:
             built = self._locations.get(path)
             if built is None or path in values or location.namespace is None:
                 continue
-            has_changed = built.fingerprint != fingerprint(location.value)
-            if type(location.value) in PLAIN_TYPES and has_changed:
+            if type(location.value) not in PLAIN_TYPES:
+                continue
+            if type(built.fingerprint) is tuple and built.fingerprint != fingerprint(
+                location.value
+            ):
                 kind, value = built.fingerprint
                 if kind in PLAIN_TYPES:
                     location.assign(kind(value) if kind in (float, complex) else value)
@@ -495,13 +504,6 @@ def _many_in(fingerprint: Any) -> Many | None:
     return last if isinstance(last, Many) else None
 
 
-def _differ_in_numbers(built: Many | None, current: Many | None) -> bool:
-    """Returns whether numbers have changed. Other changes of a data set are those of a cache."""
-    if built is None or current is None:
-        return False
-    return built.references.differs_in_numbers(current.references)
-
-
 def _shape_of(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, Tensor):
         return tuple(value.shape) if is_plain_tensor(value) else None
@@ -522,11 +524,14 @@ def _is_irrelevant(value: Any) -> bool:
     """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
     if type(value) in _IO_TYPES:
         return bool(value.closed) or not value.readable()
-    # A module may refer to objects of a trainer, which are made at each start.
-    module_name: object = type(value).__module__  # a descriptor, for functions of C
-    if isinstance(module_name, str) and is_of_trainer(module_name) and not is_entered(value):
+    if isinstance(value, _HANDLES):
         return True
-    return isinstance(value, _HANDLES)
+    # A module may refer to objects of a trainer, which are made at each start. The tensors of the pretend
+    # accelerator have a class of its own.
+    module_name: object = type(value).__module__  # a descriptor, for functions of C
+    if not isinstance(module_name, str) or not is_of_trainer(module_name):
+        return False
+    return not is_entered(value) and not has_identity(value)
 
 
 def _wraps_method_in_library(code: Any, owner: Any) -> bool:
