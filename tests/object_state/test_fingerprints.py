@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -66,3 +67,13 @@ def test_changed_contents_differ(name):
     change(value)
 
     assert fingerprint_of_contents(value) != before
+
+
+def test_a_generator_that_has_drawn_is_the_same_value():
+    """Its state is saved by itself, or as that of the process."""
+    generator = random.Random(1)
+    before = fingerprint(generator)
+
+    generator.gauss(0, 1)
+
+    assert fingerprint(generator) == before

@@ -108,7 +108,9 @@ def fingerprint(value: Any) -> Any:
         return kind, _fingerprint_of_entries(value)
     if is_numpy_scalar(value):
         return kind, value.tobytes()
-    if kind.__module__ in ("builtins", "itertools") and not has_identity(value):
+    if has_identity(value):
+        return Identities((value,))
+    if kind.__module__ in ("builtins", "itertools"):
         return _fingerprint_of_builtin(value)
     if is_stdlib_instance(value) and not is_entered(value):
         return _fingerprint_of_stdlib(value)
