@@ -51,14 +51,14 @@ def test_every_kind_of_option_is_written_as_toml(three):
     }
     plugin = found(three[0], options)
 
-    read = tomllib.loads(lock_text([plugin], {}))["plugins"][0]["options"]
+    read = tomllib.loads(lock_text(assembly_of([plugin])))["plugins"][0]["options"]
 
     assert read == options | {"many": ["x", 2], "no": "None"}
 
 
 def test_what_is_handed_over_in_python_is_not_locked(three):
     """It stands in the code, which has its own history."""
-    assert "plugins" not in tomllib.loads(lock_text(three, {}))
+    assert "plugins" not in tomllib.loads(lock_text(assembly_of(three)))
 
 
 def test_no_lock_means_no_difference(three, tmp_path):
@@ -70,7 +70,7 @@ def test_a_difference_is_shown_as_a_diff(three, tmp_path):
     """Comments and blank lines are none."""
     path = tmp_path / "eventloop.lock"
     one, other = found(three[0]), found(three[1])
-    path.write_text("# mine\n\n" + lock_text([one], {}))
+    path.write_text("# mine\n\n" + lock_text(assembly_of([one])))
 
     check_lock(path, assembly_of([one]))
     with pytest.raises(PluginError) as caught:
@@ -113,7 +113,7 @@ def test_an_editable_installation_is_marked_and_its_sources_are_read(three, tmp_
         found(three[0]), found=Found("a", "algorithm", point, "mine", "1.0")
     )
 
-    read = tomllib.loads(lock_text([plugin], {}))["plugins"][0]
+    read = tomllib.loads(lock_text(assembly_of([plugin])))["plugins"][0]
 
     assert read["editable"] is True
     assert sorted(read["files"]) == [
@@ -128,7 +128,9 @@ def test_a_plugin_from_a_file_has_its_digest(three, tmp_path):
     point = EntryPoint("a", "watch.py:Watch", "eventloop.callbacks")
     record = Found("a", "callback", point, "", "", path=tmp_path / "watch.py")
 
-    read = tomllib.loads(lock_text([dataclasses.replace(found(three[0]), found=record)], {}))
+    read = tomllib.loads(
+        lock_text(assembly_of([dataclasses.replace(found(three[0]), found=record)]))
+    )
 
     assert read["plugins"][0]["files"] == {
         "watch.py": f"sha256:{hashlib.sha256(b'code').hexdigest()}"

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
+    from eventloop.plugin.owners import Assembly
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Request:
         checkpoint: where to begin if the run's folder has no checkpoint of its own.
         scratch: the run's folder if run_dir isn't set: of a command that trains nothing, one that it
             removes. None: a new folder.
+        check_plugins: raises if the run must not train with these plugins; called before the model
+            is built.
     """
 
     task: object
@@ -80,6 +83,7 @@ class Request:
     core: Sequence[object] = ()
     checkpoint: Checkpoint | None = None
     scratch: Path | None = None
+    check_plugins: Callable[[Assembly], None] | None = None
 
 
 def open_run(request: Request) -> Run:
@@ -107,6 +111,8 @@ def open_run(request: Request) -> Run:
         )
     )
     with run.guarded(closing=True):
+        if request.check_plugins is not None:
+            request.check_plugins(run.active.assembly)
         require_same_run(processes, run.state.manifest)
         start.check(run.state.manifest)
         _build(run)

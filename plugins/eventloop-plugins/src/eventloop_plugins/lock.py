@@ -41,7 +41,7 @@ def run(arguments: Arguments) -> int:
         check_lock(path, assembly)
         done = "as locked"
     else:
-        text = lock_text(assembly.plugins, assembly.implementations)
+        text = lock_text(assembly)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> int:
         done = "locked"
     names = [one.name for one in assembly.plugins if one.found]
     if "json" in arguments.given:
-        digest = order_digest(assembly.implementations)
+        digest = order_digest(assembly.implementations, passed=False)
         write_json({"lock": str(path), "plugins": names, "order": digest})
     else:
         write_lines([f"{path}: {', '.join(names) or 'no plugins'}, {done}"])
