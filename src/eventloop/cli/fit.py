@@ -34,7 +34,7 @@ from eventloop.training.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
 
 COMMAND = Command(
     "fit",
@@ -95,15 +95,15 @@ def run(arguments: Arguments) -> int:
     return modes.status
 
 
-def _lock_check(arguments: Arguments, job: Job) -> Callable[[Assembly], None] | None:
+def _lock_check(arguments: Arguments, job: Job) -> Callable[[Registry], None] | None:
     """Returns a function that compares a run's plugins with the project's lock; None without one."""
     lock = lock_path(Path.cwd())
     if "unlocked" in arguments.given or not lock.is_file():
         return None
     compare = from_package("lock", f"{NAME} is here, so that fit")
-    selected = job.candidates.selected(job.configuration)
-    chosen = [plugin.found.name for plugin in selected if plugin.status == "active"]
-    return lambda assembly: compare(lock, assembly, chosen)
+    plugins = job.discovery.chosen(job.configuration)
+    chosen = [plugin.name for plugin in plugins if plugin.stage == "chosen"]
+    return lambda registry: compare(lock, registry, chosen)
 
 
 def _train(
@@ -111,7 +111,7 @@ def _train(
     job: Job,
     task: object,
     modes: Modes,
-    check_lock: Callable[[Assembly], None] | None,
+    check_lock: Callable[[Registry], None] | None,
 ) -> None:
     """Trains, and prints a header and a line with the result."""
     configuration = modes.configured(job.configuration)
@@ -140,7 +140,7 @@ def _train(
                 observers=modes.observers,
                 allowed=allowed(arguments),
                 origin=job.origin(),
-                candidates=job.candidates,
+                discovery=job.discovery,
                 core=[lines] if settings.compile is False else [lines, Compiling()],
                 check_plugins=check_lock,
             )
@@ -156,7 +156,7 @@ def _train(
         if weights is not None:
             write_lines([_start_from(trainer, arguments, weights)])
         write_lines([*trainer.first_runs(Path.cwd()), *modes.lines()])
-        is_there = any(one.found.distribution == _PACKAGE for one in trainer.off)
+        is_there = any(plugin.distribution == _PACKAGE for plugin in trainer.off)
         if not is_there and any(one.target is lines for one in trainer.assembly.plugins):
             write_lines([_PLAIN])
         state = trainer.state

@@ -17,29 +17,29 @@ from eventloop.plugin.lock_digests import file_digests, is_editable, order_diges
 from eventloop.secret_values import shown_options
 
 if TYPE_CHECKING:
-    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Found, Plugin
+    from eventloop.plugin.registry import Registry
 
 _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"
 
 
-def lock_text(assembly: Assembly) -> str:
+def lock_text(registry: Registry) -> str:
     """Returns the discovered plugins, their files, and a digest of their order, as TOML."""
-    return _HEAD + "".join(f"{line}\n" for line in _lines(lock_content(assembly)))
+    return _HEAD + "".join(f"{line}\n" for line in _lines(lock_content(registry)))
 
 
-def lock_content(assembly: Assembly) -> dict[str, Any]:
+def lock_content(registry: Registry) -> dict[str, Any]:
     """Returns the content of a lock; plugins passed in Python are left out."""
-    locked = [(plugin, plugin.found) for plugin in assembly.plugins if plugin.found is not None]
+    locked = [(plugin, plugin.found) for plugin in registry.plugins if plugin.found is not None]
     locked.sort(key=lambda pair: fold(pair[0].name))
     return {
         "eventloop": importlib_metadata.version("torch-eventloop"),
-        "order": order_digest(assembly.implementations, passed=False),
+        "order": order_digest(registry.implementations, passed=False),
         "plugins": [_entry(plugin, found) for plugin, found in locked],
     }
 
 
-def check_lock(path: Path, assembly: Assembly, chosen: Collection[str] = ()) -> None:
+def check_lock(path: Path, registry: Registry, chosen: Collection[str] = ()) -> None:
     """Compares the plugins of a run with the lock; does nothing without one.
 
     Args:
@@ -53,8 +53,8 @@ def check_lock(path: Path, assembly: Assembly, chosen: Collection[str] = ()) -> 
     if not path.is_file():
         return
     locked = _read(path)
-    actual = lock_content(assembly)
-    if absent := _absent(assembly, chosen):
+    actual = lock_content(registry)
+    if absent := _absent(registry, chosen):
         locked = _without(locked, absent)
         actual = _without(actual, absent)
     locked_lines = list(_lines(locked))
@@ -75,10 +75,10 @@ def check_lock(path: Path, assembly: Assembly, chosen: Collection[str] = ()) -> 
         )
 
 
-def _absent(assembly: Assembly, chosen: Collection[str]) -> set[str]:
+def _absent(registry: Registry, chosen: Collection[str]) -> set[str]:
     """Returns the folded names of chosen plugins that the task or a resumed run leaves out."""
-    active = {fold(plugin.name) for plugin in assembly.plugins if plugin.found is not None}
-    dormant = {fold(row.found.name) for row in assembly.off if row.kind == "option"}
+    active = {fold(plugin.name) for plugin in registry.plugins if plugin.found is not None}
+    dormant = {fold(plugin.name) for plugin in registry.off if plugin.stage == "dormant"}
     return set(map(fold, chosen)) - active - dormant
 
 
