@@ -27,13 +27,13 @@ pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]
 @pytest.fixture(scope="session", autouse=True)
 def installed_is_read_once() -> Iterator[None]:
     """Reads the metadata of what is installed once, not for each trainer; that of a test's own packages each time."""
-    from eventloop.plugin import metadata
+    from eventloop.plugin import discover
 
-    read, folders = metadata._text, tuple(filter(None, sys.path))
+    read, folders = discover._text, tuple(filter(None, sys.path))
     known: dict[tuple[str, str], str | None] = {}
 
     def read_once(distribution: Distribution, name: str) -> str | None:
-        file = (metadata.folder_of(distribution), name)
+        file = (discover.folder_of(distribution), name)
         if not file[0].startswith(folders) or not file[0].endswith((".dist-info", ".egg-info")):
             return read(distribution, name)
         if file not in known:
@@ -41,7 +41,7 @@ def installed_is_read_once() -> Iterator[None]:
         return known[file]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata, "_text", read_once)
+        patch.setattr(discover, "_text", read_once)
         yield
 
 

@@ -165,7 +165,7 @@ def _train(
 
 def _is_off(built: Trainer, packages: Sequence[Package]) -> bool:
     names = {fold(one.name) for one in packages}
-    return any(fold(one.found.name) in names for one in built.off)
+    return any(fold(one.name) in names for one in built.off)
 
 
 def _on_host(outcome: Outcome) -> Outcome:

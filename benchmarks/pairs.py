@@ -153,8 +153,8 @@ def _judged_on(kind: str, first: Package, second: Package, folder: Path) -> Verd
 def _off(built: Trainer, pair: Sequence[Package]) -> str:
     """Says which of a pair have no part, and why."""
     names = {fold(one.name) for one in pair}
-    off = [one for one in built.off if fold(one.found.name) in names]
-    return "; ".join(f"{one.found.name} is off: {one.reason}" for one in off)
+    off = [one for one in built.off if fold(one.name) in names]
+    return "; ".join(f"{one.name} is off: {one.reason}" for one in off)
 
 
 def _in_one_go(pair: Sequence[Package], kind: str, folder: Path) -> Outcome:

@@ -56,16 +56,12 @@ class Plugin:
 _START = """
 import time
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.owners import arrange
-from eventloop.plugin.candidates import Candidates, load_all, select_all
+from eventloop.plugin.assemble import assemble
 start = time.process_time()
 configuration = Configuration.read()
-candidates = Candidates(configuration)
-selected, problems = select_all(configuration, candidates=candidates)
-rows, failures = load_all(configuration, selected, candidates)
-assembly, misfits = arrange([row.plugin for row in rows if row.plugin])
+registry = assemble(configuration)
 print(time.process_time() - start)
-assert not [*problems, *failures, *misfits]
+registry.raise_problems()
 """
 _IMPORTS = """
 import importlib, sys, time

@@ -10,7 +10,7 @@ checkers alone import doesn't count. The second part runs the `eventloop` that t
 - from `Trainer(...)` to the first batch: the files that calls enter, and how often they return to
   one that they have been in; of all calls, and of those that are handed the settings, as keywords,
   as a `Configuration` or as `Settings`;
-- how often one `eventloop fit` discovers, selects and loads plugins, and seeds, without a lock and
+- how often one `eventloop fit` discovers, chooses, imports and builds plugins, and seeds, without a lock and
   with one.
 """
 
@@ -38,8 +38,9 @@ from rich.table import Table
 # The functions that stand for a question, whatever a version calls its files.
 QUESTIONS = {
     "discoveries": "discover",
-    "selections": "select",
-    "loads": "load",
+    "choices": "choose",
+    "imports": "imported",
+    "builds": "build",
     "seedings": "seed_everything",
 }
 _TASK = """

@@ -10,7 +10,7 @@ import pytest
 import eventloop.commands
 import eventloop_runs
 from eventloop.cli import main
-from eventloop.cli.registry import COMMANDS, PACKAGES, SUBCOMMANDS
+from eventloop.cli.command_registry import COMMANDS, PACKAGES, SUBCOMMANDS
 
 ROOT = Path(__file__).parents[1]
 

@@ -40,7 +40,7 @@ def imported(run_python, statement: str) -> set[str]:
 
 @pytest.mark.parametrize("statement", ["import eventloop", "from eventloop import hookimpl, Time",
                                        "from eventloop.events import EVENTS",
-                                       "from eventloop.plugin.metadata import discover",
+                                       "from eventloop.plugin.discover import discover",
                                        "import eventloop.cli"])  # fmt: skip
 def test_importing_does_not_import_torch(statement, run_python):
     """The command answers, and plugins are discovered, in the time that torch takes to load."""
@@ -51,7 +51,7 @@ def test_discovering_plugins_does_not_import_a_parser_of_mails(run_python, insta
     """To parse metadata with it would cost the first plugin 11 ms of start-up."""
     install("aa-test")
     statement = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    statement += "from eventloop.plugin.metadata import discover; assert discover()[0]\n"
+    statement += "from eventloop.plugin.discover import discover; assert discover()[0]\n"
     statement += "print('email' in sys.modules, 'email.parser' in sys.modules)"
 
     assert run_python(statement).stdout == "True False\n"

@@ -58,7 +58,7 @@ from .cli.printing import (
     write_table as write_table,
     write_text as write_text,
 )
-from .cli.registry import run_command as run_command
+from .cli.command_registry import run_command as run_command
 from .cli.task_file import (
     load_task_file as load_task_file,
 )
@@ -83,14 +83,14 @@ from .naming import (
     fold as fold,
     json_value as json_value,
 )
-from .plugin.candidates import (
-    Candidates as Candidates,
+from .plugin.assemble import (
+    Discovery as Discovery,
 )
 from .plugin.lock_digests import (
     file_digests as file_digests,
 )
 from .plugin.records import (
-    Candidate as Candidate,
+    Plugin as Plugin,
 )
 from .run.differences import (
     config_differences as config_differences,

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.checkpoint_files import Checkpoint
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.observe import Observer
-    from eventloop.plugin.owners import Assembly
-    from eventloop.plugin.records import Candidate, Plugin
+    from eventloop.plugin.records import Plugin
+    from eventloop.plugin.registry import Registry
 
 
 class Trainer:
@@ -114,12 +114,12 @@ class Trainer:
         return tuple(one for one in self.assembly.plugins if one.role != "core")
 
     @property
-    def off(self) -> tuple[Candidate, ...]:
+    def off(self) -> tuple[Plugin, ...]:
         """The installed plugins that are inactive, each with the reason."""
         return self.assembly.off
 
     @property
-    def assembly(self) -> Assembly:
+    def assembly(self) -> Registry:
         """The plugins' implementations in order, and the owners of actions."""
         return self._run.active.assembly
 
@@ -164,7 +164,7 @@ class Trainer:
             if one.found and one.found.local is None and affects_training(one)
             if not self._run.configuration.who_insists(one.found)
         ]
-        return first_runs(unasked, self.assembly.installed, directory)
+        return first_runs(unasked, self.assembly.names, directory)
 
     def owner(self, action: str) -> Plugin:
         """Returns the owner of an action: a plugin, else the task, else the core.

@@ -8,7 +8,7 @@ import pytest
 
 from eventloop.cli import main
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.candidates import dry_assemble
+from eventloop.plugin.assemble import assemble
 
 # By name: what the entry point says that a file calls p0, p1, ...
 BROKEN = {
@@ -80,7 +80,7 @@ def calls_of_a_dry_assembly() -> int:
 
     sys.setprofile(count)
     try:
-        dry_assemble(Configuration())
+        assemble(Configuration())
     finally:
         sys.setprofile(None)
     return calls

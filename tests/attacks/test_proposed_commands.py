@@ -13,7 +13,7 @@ import pytest
 import eventloop
 from eventloop.errors import in_shell, text_of
 from eventloop.fixes import pip, shell, switch_off
-from eventloop.plugin.candidates import unexpected
+from eventloop.plugin.assemble import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.name_problems import _several, _unusable
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
@@ -49,7 +49,7 @@ OURS = {
     "key",
     "longer",  # in trainer: a time, as text
     "name",
-    "one",  # in plugin/select: what a person typed
+    "one",  # in plugin/choose: what a person typed
     "option",
     "other",
     "path",

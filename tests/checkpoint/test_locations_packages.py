@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from eventloop.checkpoint.locations import storage_for
 from eventloop.cli import main
 from eventloop.errors import PluginError, UsageError
-from eventloop.plugin import metadata
+from eventloop.plugin import discover
 from eventloop.storage import Url
 from eventloop_remote.testing import check_storage
 
@@ -42,14 +42,14 @@ def lock(run, local):
 @pytest.fixture
 def add(install, monkeypatch):
     """Installs storages; those of the environment are left out."""
-    everything = metadata.installed_entry_points
+    everything = discover.installed_entry_points
 
     def visible():
         points, problems = everything()
         own = [one for one in points if one.group != "eventloop.storage" or "_module" in one.value]
         return own, problems
 
-    monkeypatch.setattr(metadata, "installed_entry_points", visible)
+    monkeypatch.setattr(discover, "installed_entry_points", visible)
     monkeypatch.setattr("eventloop.cli.plugins.installed_entry_points", visible)
 
     def add(scheme, code, distribution, target=""):

@@ -163,7 +163,7 @@ def test_the_check_is_an_observer_of_a_package(run, tiny, install):
 
 def test_the_check_without_its_package_says_which_to_install(run, tiny, monkeypatch):
     """Before anything is trained, with the line that brings it."""
-    monkeypatch.setattr("eventloop.plugin.metadata.installed_entry_points", lambda: ([], []))
+    monkeypatch.setattr("eventloop.plugin.discover.installed_entry_points", lambda: ([], []))
     monkeypatch.setattr("importlib_metadata.distributions", lambda **_: iter(()))
 
     ran = run(*FIT, "--check")

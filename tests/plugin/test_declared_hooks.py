@@ -16,10 +16,10 @@ from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Choice
 from eventloop.config.plugin_rules import Rules
 from eventloop.errors import notes_of
-from eventloop.plugin.candidates import dry_assemble
+from eventloop.plugin.assemble import assemble
 from eventloop.plugin.observe import Around
-from eventloop.plugin.owners import arrange
 from eventloop.plugin.records import Plugin
+from eventloop.plugin.registry import arrange
 from eventloop_testing import isolated_trainer, run_ranks
 
 
@@ -164,8 +164,8 @@ def test_other_arguments_are_an_error_that_shows_the_declaration(call, args, giv
 
 
 def owners_of(plugins, **rules):
-    assembly, problems = arrange(plugins, [], Rules(**rules), [one.name for one in plugins])
-    return assembly, [str(one) for one in problems]
+    registry = arrange(plugins, Rules(**rules))
+    return registry, [str(problem) for problem in registry.problems]
 
 
 def test_the_line_that_the_error_proposes_chooses_the_owner(plugin):
@@ -176,10 +176,10 @@ def test_the_line_that_the_error_proposes_chooses_the_owner(plugin):
     _, (problem,) = owners_of([ema, *two])
     assert '[tool.eventloop.owners]\nnext_decay = "a"' in problem
 
-    assembly, problems = owners_of([ema, *two], owners={"next_decay": Value("a", "a test")})
+    registry, problems = owners_of([ema, *two], owners={"next_decay": Value("a", "a test")})
 
     assert problems == []
-    assert assembly.owner("next_decay").name == "a"
+    assert registry.owner("next_decay").name == "a"
 
 
 def test_a_persons_order_counts_for_a_plugins_hook(plugin):
@@ -188,10 +188,10 @@ def test_a_persons_order_counts_for_a_plugins_hook(plugin):
     two = [plugin(name, ema_moved=lambda state: None) for name in ("a", "b")]
     orders = ({"ema_moved": Value(["b", "a"], "a test")},)
 
-    assembly, problems = owners_of([ema, *two], orders=orders)
+    registry, problems = owners_of([ema, *two], orders=orders)
 
     assert problems == []
-    assert [one.plugin.name for one in assembly.implementations["ema_moved"]] == ["b", "a"]
+    assert [one.plugin.name for one in registry.implementations["ema_moved"]] == ["b", "a"]
 
 
 def test_a_plugins_hook_is_traced_and_blamed(make_trainer, make_plugin):
@@ -467,9 +467,9 @@ def test_check_finds_what_a_run_refuses(install, monkeypatch, key):
     monkeypatch.setitem(sys.modules, "refused_here", SimpleNamespace(REFUSED=REFUSED))
     install("p", SOURCE.format(module="refused_here", key=key))
 
-    found = dry_assemble(Configuration.read({}))
+    registry = assemble(Configuration.read({}))
 
-    (problem,) = found.row("p").problems
+    (problem,) = registry.problems_of(registry.find("p"))
     assert REFUSED[key][1] in problem.what
 
 
@@ -510,9 +510,9 @@ def declaring(install, tmp_path):
 
 def test_an_error_says_which_plugin_that_is_off_declares_the_hook(declaring):
     """The hook isn't misspelt; it went with the plugin that declares it. Nothing of it is imported."""
-    found = dry_assemble(Configuration.read({}, choice=Choice(off=("declares",))))
+    registry = assemble(Configuration.read({}, choice=Choice(off=("declares",))))
 
-    (problem,) = found.row("uses").problems
+    (problem,) = registry.problems_of(registry.find("uses"))
     assert problem.what == (
         "no hook is named 'loss_terms'; the plugin declares declares it, but is off: -p no:declares"
     )
@@ -524,7 +524,9 @@ def test_an_error_says_that_no_package_declares_a_hook(install):
     """The one that did was uninstalled; there is nothing to rename."""
     install("uses", IMPLEMENTS)
 
-    (problem,) = dry_assemble(Configuration.read({})).row("uses").problems
+    registry = assemble(Configuration.read({}))
+
+    (problem,) = registry.problems_of(registry.find("uses"))
 
     assert problem.what == ("no hook is named 'loss_terms', and no installed plugin declares it")
     assert problem.fix.startswith("install the package that declares it, mark the method with")
@@ -537,9 +539,9 @@ def test_order_and_owners_may_name_a_hook_whose_plugin_is_off(declaring, clean):
         "[tool.eventloop.owners]\nloss_terms = 'uses'\n"
     )
 
-    found = dry_assemble(Configuration.read({}, choice=Choice(off=("declares", "uses"))))
+    registry = assemble(Configuration.read({}, choice=Choice(off=("declares", "uses"))))
 
-    assert found.problems == ()
+    assert registry.problems == ()
 
 
 def test_a_call_of_an_unknown_hook_says_what_is_known_of_the_name(make_trainer):

@@ -9,7 +9,7 @@ import pytest
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.configuration import Configuration
 from eventloop.plugin import static_check
-from eventloop.plugin.candidates import dry_assemble
+from eventloop.plugin.assemble import assemble
 from eventloop.plugin.declared_hooks import HOOKS
 
 GOING = DeprecationWarning("ema_moved is ema_updated since 0.3, and goes in 0.4")
@@ -174,8 +174,9 @@ def test_a_hook_that_the_core_removed_is_named_with_what_became_of_it(install, m
     monkeypatch.setattr(static_check, "REMOVED_HOOKS", gone)
     install("p", IMPLEMENTS)
 
-    row = dry_assemble(Configuration.read({})).row("p")
+    registry = assemble(Configuration.read({}))
+    plugin = registry.find("p")
 
     what = "no hook is named 'batch_done'; it was renamed to batch_end in 0.3"
-    assert row.problems[0].what == what
-    assert static_check.static_check(row.found).problem == what
+    assert registry.problems_of(plugin)[0].what == what
+    assert static_check.static_check(plugin.found).problem == what

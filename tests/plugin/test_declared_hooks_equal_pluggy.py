@@ -24,9 +24,9 @@ from eventloop.errors import PluginError
 from eventloop.hook_markers import hookimpl, hookspec
 from eventloop.plugin.declared_hooks import checked
 from eventloop.plugin.order import order_of_owners
-from eventloop.plugin.owners import Assembly, arrange
 from eventloop.plugin.plans import freeze
 from eventloop.plugin.records import Plugin
+from eventloop.plugin.registry import Registry, arrange
 from eventloop.state import State
 
 KINDS = ("event", "question", "action", "collection")
@@ -244,7 +244,7 @@ def specs_of(hooks: tuple[DrawnHook, ...], mark: Callable[[DrawnHook], Any]) -> 
     return type("Specs", (), made)
 
 
-def ours(program: Program, state: State, side: Side, freezer: Any = freeze) -> Assembly | None:
+def ours(program: Program, state: State, side: Side, freezer: Any = freeze) -> Registry | None:
     """Assembles the plugins as a run does; None where a run would refuse them."""
     specs = specs_of(
         program.hooks,
@@ -270,20 +270,20 @@ def ours(program: Program, state: State, side: Side, freezer: Any = freeze) -> A
             mark = hookimpl(wrapper=drawn.wrapper, conditional=conditional, **options)
             setattr(target, hook.name, mark(function))
         plugins.append(Plugin(f"p{idx}", role, target))
-    assembly, problems = arrange(plugins)
-    if problems:
-        assert all("plugins claim the action" in one.what for one in problems), problems
+    registry = arrange(plugins)
+    if registry.problems:
+        assert all("plugins claim the action" in one.what for one in registry.problems)
         return None
     calls = {
-        name: checked(hook, freezer(hook, tuple(assembly.implementations[name]), state))
-        for name, hook in assembly.hooks.items()
+        name: checked(hook, freezer(hook, tuple(registry.implementations[name]), state))
+        for name, hook in registry.hooks.items()
         if hook.declared_by
     }
     side.call = lambda name, *args, **given: calls[name](state, *args, **given)
-    return assembly
+    return registry
 
 
-def reference(program: Program, state: State, side: Side, assembly: Assembly) -> None:
+def reference(program: Program, state: State, side: Side, registry: Registry) -> None:
     """Registers the same with pluggy: the last is called first."""
     manager = pluggy.PluginManager("reference")
     mark_spec = pluggy.HookspecMarker("reference")
@@ -292,7 +292,7 @@ def reference(program: Program, state: State, side: Side, assembly: Assembly) ->
     )
     mark = pluggy.HookimplMarker("reference")
     for hook in program.hooks:
-        found = list(assembly.implementations[hook.name])
+        found = list(registry.implementations[hook.name])
         if hook.kind == "action":
             plain = order_of_owners(one for one in found if not one.wrapper)
             found = [*(one for one in found if one.wrapper), *plain]
@@ -339,10 +339,10 @@ def compare(program: Program, new_state: Callable[[], State], freezer: Any = fre
     """Asserts that both do the same; False where a run would refuse the program."""
     state = new_state()
     mine, theirs = Side(program.hooks), Side(program.hooks)
-    assembly = ours(program, state, mine, freezer)
-    if assembly is None:
+    registry = ours(program, state, mine, freezer)
+    if registry is None:
         return False
-    reference(program, state, theirs, assembly)
+    reference(program, state, theirs, registry)
     for hook_idx, num_positional, passes_all in program.calls:
         hook = program.hooks[hook_idx]
         names = ARGUMENTS[: hook.num_args] if passes_all else hook.required

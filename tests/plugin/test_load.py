@@ -6,22 +6,22 @@ import signal
 
 import pytest
 
+from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
-from eventloop.plugin.load import load
-from eventloop.plugin.metadata import discover
-from eventloop.plugin.select import select
+from eventloop.plugin.assemble import Discovery
 
 NAMES = ("aa-test", "bb-test")
 
 
 def load_tested(*off: str):
-    """Returns the candidates that are imported, and the problems of the others."""
-    found = [one for one in discover()[0] if one.name in NAMES]
-    selected = select(found, Choice.parse([f"no:{name}" for name in off]))
-    candidates = [load(one, {}) for one in selected]
+    """Returns the plugins that are imported, and the problems of the others."""
+    configuration = Configuration(choice=Choice.parse([f"no:{name}" for name in off]))
+    discovery = Discovery(configuration)
+    chosen = [plugin for plugin in discovery.chosen(configuration) if plugin.name in NAMES]
+    plugins = [discovery.loaded(plugin, configuration) for plugin in chosen]
     return (
-        [one for one in candidates if one.target is not None],
-        [problem for one in candidates for problem in one.problems],
+        [plugin for plugin in plugins if plugin.stage == "loaded"],
+        [plugin.failure for plugin in plugins if plugin.failure is not None],
     )
 
 
@@ -32,7 +32,7 @@ def test_what_the_entry_point_names_is_loaded(install):
 
     loaded, problems = load_tested()
 
-    assert [type(one.target).__name__ for one in loaded] == ["type", "module"]
+    assert [type(one.imported).__name__ for one in loaded] == ["type", "module"]
     assert problems == []
 
 

@@ -9,8 +9,8 @@ import pytest
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import Rules
 from eventloop.plugin.lock_digests import order_digest
-from eventloop.plugin.owners import Assembly, arrange
 from eventloop.plugin.records import Plugin
+from eventloop.plugin.registry import Registry, arrange
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def three(plugin) -> list[Plugin]:
     return [plugin(name, batch_end=lambda state: None) for name in ("a", "b", "c")]
 
 
-def arranged(plugins, **orders) -> Assembly:
+def arranged(plugins, **orders) -> Registry:
     rules = Rules(orders=({hook: Value(names, "a test") for hook, names in orders.items()},))
-    assembly, problems = arrange(plugins, (), rules, [one.name for one in plugins])
-    assert problems == []
-    return assembly
+    registry = arrange(plugins, rules)
+    assert registry.problems == ()
+    return registry
 
 
 def test_one_order_has_one_digest(three):

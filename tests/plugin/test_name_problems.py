@@ -7,9 +7,9 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, raise_all
+from eventloop.plugin.choose import choose, problems_of
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import problems_of, select
 
 
 def found(
@@ -20,7 +20,7 @@ def found(
 
 
 def refuse(plugins: list[Found], choice: Choice) -> None:
-    raise_all(problems_of(select(plugins, choice), choice))
+    raise_all(problems_of(choose(plugins, choice), choice))
 
 
 def test_two_distributions_with_one_name_are_refused_with_both():
@@ -64,6 +64,7 @@ def test_a_list_can_be_made_in_spite_of_problems():
     """`eventloop plugins` shows them as rows."""
     twins = [found("mixup", "one"), found("mixup", "two"), found("ema")]
 
-    selected = select(twins, Choice())
+    selected = choose(twins, Choice())
 
-    assert set(name_problems(selected)) == set(twins[:2])
+    assert [plugin.found for plugin in selected if plugin.failure is not None] == twins[:2]
+    assert set(name_problems(selected[:2])) == set(twins[:2])

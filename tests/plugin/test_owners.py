@@ -15,8 +15,8 @@ from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_rules import Rules
 from eventloop.distributed.rank_plugin import RankHooks
-from eventloop.plugin.owners import arrange, refused_by_pluggy
 from eventloop.plugin.records import Plugin
+from eventloop.plugin.registry import arrange, refused_by_pluggy
 from eventloop.training.default_actions import Defaults
 from eventloop.training.progress_lines import ProgressLines
 
@@ -36,7 +36,8 @@ def problems_of():
 
     def problems_of(*plugins, owners=None, installed=()):
         rules = choosing(owners or {})
-        return [error.what for error in arrange(plugins, [], rules, installed)[1]]
+        others = [Plugin(name, "callback", stage="off") for name in installed]
+        return [error.what for error in arrange([*plugins, *others], rules).problems]
 
     return problems_of
 
@@ -45,10 +46,10 @@ def test_the_configuration_chooses_one_of_two_owners(plugin, problems_of):
     """The line that the error prints must make it run."""
     muon, lion = plugin("muon", build_optimizers=acts), plugin("lion", build_optimizers=acts)
 
-    assembly, problems = arrange([muon, lion], [], choosing({"build_optimizers": "lion"}))
+    registry = arrange([muon, lion], choosing({"build_optimizers": "lion"}))
 
-    assert problems == []
-    assert assembly.owner("build_optimizers") is lion
+    assert registry.problems == ()
+    assert registry.owner("build_optimizers") is lion
     assert len(problems_of(muon, lion)) == 1
 
 
@@ -57,8 +58,8 @@ def test_the_task_may_be_chosen_over_a_plugin(plugin):
     task = plugin("task", "task", build_optimizers=acts)
     muon = plugin("muon", build_optimizers=acts)
 
-    replaced, _ = arrange([task, muon])
-    chosen, _ = arrange([task, muon], [], choosing({"build_optimizers": "task"}))
+    replaced = arrange([task, muon])
+    chosen = arrange([task, muon], choosing({"build_optimizers": "task"}))
 
     assert [*map(str, replaced.decisions())] == ["build_optimizers: muon, instead of the task's"]
     assert chosen.owner("build_optimizers") is task
@@ -72,7 +73,7 @@ def test_a_choice_among_plugins_names_all_whom_it_passed_over(plugin):
     names = ("muon", "lion")
     plugins = [plugin(name, build_optimizers=acts) for name in names]
     task = plugin("task", "task", build_optimizers=acts)
-    chosen, _ = arrange([task, *plugins], [], choosing({"build_optimizers": "muon"}))
+    chosen = arrange([task, *plugins], choosing({"build_optimizers": "muon"}))
 
     assert [*map(str, chosen.decisions())] == [
         "build_optimizers: muon, by owners, instead of lion and the task's"
@@ -374,11 +375,11 @@ def test_pluggy_takes_the_core_s_own_plugins(make_trainer, plugin):
         replace(plugin(f"own{idx}"), target=kind.__new__(kind)) for idx, kind in enumerate(own)
     ]
     wrong = plugin("wrong", batch_end=lambda state, rest: None)
-    assembly = make_trainer().assembly
+    registry = make_trainer().assembly
 
     assert {Defaults, RankHooks, ProgressLines} < {*own}
-    assert refused_by_pluggy(replace(assembly, plugins=tuple(as_others))) == []
-    (refused,) = refused_by_pluggy(replace(assembly, plugins=(*as_others, wrong)))
+    assert refused_by_pluggy(replace(registry, records=tuple(as_others))) == []
+    (refused,) = refused_by_pluggy(replace(registry, records=(*as_others, wrong)))
     assert "rest" in refused.what
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.candidates import dry_assemble
+from eventloop.plugin.assemble import assemble
 from eventloop.plugin.static_check import static_check
 
 SLEEPS = """
@@ -30,6 +30,6 @@ def test_what_a_plugin_waits_for_is_read_with_and_without_types(install, types):
     """Or the list of plugins would show one as active that is off in the run."""
     install("sleeps", SLEEPS.format(**types))
 
-    report = static_check(dry_assemble(Configuration.read({})).row("sleeps").found)
+    report = static_check(assemble(Configuration.read({})).find("sleeps").found)
 
     assert (report.wakes_with, report.off_until_named) == (("teacher", "layers"), True)

@@ -11,8 +11,9 @@ from eventloop import hookimpl
 from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError
+from eventloop.plugin.assemble import assemble
 from eventloop.plugin.declared_hooks import HOOKS
-from eventloop.plugin.manager import assemble
+from eventloop.plugin.passed import passed_plugins
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
 
@@ -295,10 +296,11 @@ def test_all_problems_of_all_plugins_are_told_at_once():
         assemble(
             ALONE,
             task=Plugin("task", "task", object()),
-            core=[],
-            algorithms=[Ema()],
-            callbacks=[Watch()],
-        )
+            passed=[
+                *passed_plugins([Ema()], "algorithm", []),
+                *passed_plugins([Watch()], "callback", []),
+            ],
+        ).raise_problems()
 
     assert str(caught.value).startswith("3 problems with plugins\n1. no hook is named")
     assert "batch_end has no argument 'sate'; the closest is 'state'" in str(caught.value)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import eventloop
-from eventloop.cli.registry import SUBCOMMANDS
+from eventloop.cli.command_registry import SUBCOMMANDS
 from eventloop.fixes import published
 from eventloop.plugin.records import EXTENSIONS, GROUPS
 
@@ -364,12 +364,12 @@ def test_every_module_has_a_test_file_of_its_name():
 def test_a_module_without_tests_would_be_found(tmp_path):
     """Control."""
     source, tests = tmp_path / "src", tmp_path / "tests"
-    for name in ("plugin/order", "plugin/order_rules", "plugin/__init__", "loop"):
+    for name in ("plugin/order", "plugin/configured_order", "plugin/__init__", "loop"):
         path = source / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("pass\n" * (14 if name == "loop" else 15))
     (tests / "plugin").mkdir(parents=True)
-    (tests / "plugin" / "test_order_rules_of_a_site.py").touch()
+    (tests / "plugin" / "test_configured_order_of_a_site.py").touch()
 
     assert untested(source, tests) == ["plugin/__init__.py", "plugin/order.py"]
 

@@ -9,10 +9,9 @@ import tomllib
 import pytest
 from importlib_metadata import EntryPoint, PathDistribution
 
-from eventloop.config.plugin_rules import Rules
 from eventloop.errors import PluginError
-from eventloop.plugin.owners import Assembly, arrange
 from eventloop.plugin.records import Found, Plugin
+from eventloop.plugin.registry import Registry, arrange
 from eventloop_plugins.lock_text import check_lock, lock_text
 
 
@@ -22,8 +21,8 @@ def three() -> list[Plugin]:
     return [Plugin(name, "algorithm", object(), "a test") for name in ("a", "b", "c")]
 
 
-def assembly_of(plugins) -> Assembly:
-    return arrange(plugins, (), Rules(), [one.name for one in plugins])[0]
+def registry_of(plugins) -> Registry:
+    return arrange(plugins)
 
 
 def found(plugin: Plugin, options: dict[str, object] | None = None) -> Plugin:
@@ -51,30 +50,30 @@ def test_every_kind_of_option_is_written_as_toml(three):
     }
     plugin = found(three[0], options)
 
-    read = tomllib.loads(lock_text([plugin], {}))["plugins"][0]["options"]
+    read = tomllib.loads(lock_text(registry_of([plugin])))["plugins"][0]["options"]
 
     assert read == options | {"many": ["x", 2], "no": "None"}
 
 
 def test_what_is_handed_over_in_python_is_not_locked(three):
     """It stands in the code, which has its own history."""
-    assert "plugins" not in tomllib.loads(lock_text(three, {}))
+    assert "plugins" not in tomllib.loads(lock_text(registry_of(three)))
 
 
 def test_no_lock_means_no_difference(three, tmp_path):
     """A project needn't have one."""
-    check_lock(tmp_path / "eventloop.lock", assembly_of(three))
+    check_lock(tmp_path / "eventloop.lock", registry_of(three))
 
 
 def test_a_difference_is_shown_as_a_diff(three, tmp_path):
     """Comments and blank lines are none."""
     path = tmp_path / "eventloop.lock"
     one, other = found(three[0]), found(three[1])
-    path.write_text("# mine\n\n" + lock_text([one], {}))
+    path.write_text("# mine\n\n" + lock_text(registry_of([one])))
 
-    check_lock(path, assembly_of([one]))
+    check_lock(path, registry_of([one]))
     with pytest.raises(PluginError) as caught:
-        check_lock(path, assembly_of([one, other]))
+        check_lock(path, registry_of([one, other]))
 
     for part in ("--- locked", "+++ installed", '+name = "b"', "eventloop plugins lock"):
         assert part in str(caught.value)
@@ -87,7 +86,7 @@ def test_a_lock_that_is_none_is_said_to_be_unreadable(three, tmp_path, content):
     path.write_bytes(content)
 
     with pytest.raises(PluginError, match=r"eventloop\.lock can't be read") as caught:
-        check_lock(path, assembly_of(three))
+        check_lock(path, registry_of(three))
 
     assert "eventloop plugins lock" in str(caught.value)
 
@@ -113,7 +112,7 @@ def test_an_editable_installation_is_marked_and_its_sources_are_read(three, tmp_
         found(three[0]), found=Found("a", "algorithm", point, "mine", "1.0")
     )
 
-    read = tomllib.loads(lock_text([plugin], {}))["plugins"][0]
+    read = tomllib.loads(lock_text(registry_of([plugin])))["plugins"][0]
 
     assert read["editable"] is True
     assert sorted(read["files"]) == [
@@ -128,7 +127,9 @@ def test_a_plugin_from_a_file_has_its_digest(three, tmp_path):
     point = EntryPoint("a", "watch.py:Watch", "eventloop.callbacks")
     record = Found("a", "callback", point, "", "", path=tmp_path / "watch.py")
 
-    read = tomllib.loads(lock_text([dataclasses.replace(found(three[0]), found=record)], {}))
+    read = tomllib.loads(
+        lock_text(registry_of([dataclasses.replace(found(three[0]), found=record)]))
+    )
 
     assert read["plugins"][0]["files"] == {
         "watch.py": f"sha256:{hashlib.sha256(b'code').hexdigest()}"

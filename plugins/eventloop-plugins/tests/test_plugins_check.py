@@ -11,7 +11,7 @@ import pytest
 from eventloop.cli import main
 from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
-from eventloop.plugin.candidates import dry_assemble
+from eventloop.plugin.assemble import assemble
 
 HEAD = "from eventloop import hookimpl\n"
 HOOK = "@hookimpl\n    def close(self): pass"
@@ -130,10 +130,10 @@ def test_a_problem_of_several_plugins_stands_in_the_row_of_each(install, clean, 
     install("aa-test", f"{HEAD}class Plugin:\n    {body}\n")
     install("bb-test", f"{HEAD}class Plugin:\n    {other}\n")
 
-    found = dry_assemble(Configuration.read({}, choice=Choice.parse(["aa-test", "bb-test"])))
+    registry = assemble(Configuration.read({}, choice=Choice.parse(["aa-test", "bb-test"])))
 
-    assert found.row("aa-test").problems
-    assert bool(found.row("bb-test").problems) == (name != "a requirement")
+    assert registry.problems_of(registry.find("aa-test"))
+    assert bool(registry.problems_of(registry.find("bb-test"))) == (name != "a requirement")
 
 
 def test_check_finds_what_a_project_asks_for_in_vain(run, two, only):

@@ -135,3 +135,29 @@ def test_an_objective_that_is_neither_is_refused(tiny):
     """With the closest."""
     with pytest.raises(UsageError, match=r"'bst' is neither last nor best; the closest is 'best'"):
         run([*LINE, "--objective", "bst"])
+
+
+@pytest.mark.nightly
+def test_a_constructor_runs_once_in_each_trial(tiny, tiny_text, monkeypatch, capfd):
+    """Once in each process that trains; the sweep itself builds no plugin."""
+    lines = [line for line in tiny_text.splitlines() if "MulticlassAccuracy" not in line]
+    (tiny / "tiny.py").write_text("\n".join(lines))
+    (tiny / "watch.py").write_text(
+        "import os\nfrom pathlib import Path\nfrom eventloop import hookimpl\n"
+        "class Watch:\n"
+        "    def __init__(self):\n"
+        "        with Path('built').open('a') as file:\n"
+        "            file.write(f'{os.getpid()}\\n')\n"
+        "    @hookimpl\n"
+        "    def epoch_end(self): ...\n"
+    )
+    source = Path(eventloop_sweep.__file__).parents[1]  # which isn't installed everywhere
+    monkeypatch.setenv("PYTHONPATH", str(source))
+    monkeypatch.setenv("OPTUNA_STORAGE", "")
+
+    status = run([*LINE, "-p", "watch.py:Watch"])
+
+    assert status == 0, capfd.readouterr().err
+    processes = (tiny / "built").read_text().splitlines()
+    assert len(processes) == len({*processes}) == 3  # the dry run and two trials
+    assert str(os.getpid()) not in processes

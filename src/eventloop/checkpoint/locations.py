@@ -23,8 +23,8 @@ from eventloop.errors import (
 )
 from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.files.run_folder import local_folder
+from eventloop.plugin.discover import extensions
 from eventloop.plugin.load import imported
-from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
 from eventloop.urls import Place, Url
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from eventloop.errors import SettingError, UsageError, counted
 from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.lock_digests import NAME, lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
@@ -35,6 +34,7 @@ from eventloop.training.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
+    from eventloop.plugin.registry import Registry
 
 COMMAND = Command(
     "fit",
@@ -85,19 +85,34 @@ def run(arguments: Arguments) -> int:
     with stdout_to_stderr() if is_printed else nullcontext():
         no_training = modes.is_dry or modes.checks or is_printed
         job = prepare(arguments, COMMAND, trains=not no_training)
-        if "unlocked" not in arguments.given and (lock := lock_path(Path.cwd())).is_file():
-            installed = dry_assemble(job.configuration, candidates=job.candidates).assembly
-            from_package("lock", f"{NAME} is here, so that fit")(lock, installed)
+        check_lock = None if is_printed else _lock_check(arguments, job)
         task = job.build_task()
     if is_printed:
         write_text("\n".join(config_lines(job, task_defaults_of(task).settings)))
         return 0
     with modes:
-        _train(arguments, job, task, modes)
+        _train(arguments, job, task, modes, check_lock)
     return modes.status
 
 
-def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
+def _lock_check(arguments: Arguments, job: Job) -> Callable[[Registry], None] | None:
+    """Returns a function that compares a run's plugins with the project's lock; None without one."""
+    lock = lock_path(Path.cwd())
+    if "unlocked" in arguments.given or not lock.is_file():
+        return None
+    compare = from_package("lock", f"{NAME} is here, so that fit")
+    plugins = job.discovery.chosen(job.configuration)
+    chosen = [plugin.name for plugin in plugins if plugin.stage == "chosen"]
+    return lambda registry: compare(lock, registry, chosen)
+
+
+def _train(
+    arguments: Arguments,
+    job: Job,
+    task: object,
+    modes: Modes,
+    check_lock: Callable[[Registry], None] | None,
+) -> None:
     """Trains, and prints a header and a line with the result."""
     configuration = modes.configured(job.configuration)
     settings = configuration.settings(task_defaults_of(task).settings)
@@ -125,8 +140,9 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
                 observers=modes.observers,
                 allowed=allowed(arguments),
                 origin=job.origin(),
-                candidates=job.candidates,
+                discovery=job.discovery,
                 core=[lines] if settings.compile is False else [lines, Compiling()],
+                check_plugins=check_lock,
             )
         ) as trainer,
     ):
@@ -140,7 +156,7 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
         if weights is not None:
             write_lines([_start_from(trainer, arguments, weights)])
         write_lines([*trainer.first_runs(Path.cwd()), *modes.lines()])
-        is_there = any(one.found.distribution == _PACKAGE for one in trainer.off)
+        is_there = any(plugin.distribution == _PACKAGE for plugin in trainer.off)
         if not is_there and any(one.target is lines for one in trainer.assembly.plugins):
             write_lines([_PLAIN])
         state = trainer.state

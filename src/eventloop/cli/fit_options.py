@@ -17,10 +17,10 @@ from eventloop.config.value_sources import Layer
 from eventloop.dry_run import EveryBatch, dry_limit, dry_settings, rehearse
 from eventloop.errors import UsageError
 from eventloop.fixes import install
+from eventloop.plugin.discover import extensions
 from eventloop.plugin.load import imported_callable
-from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
-from eventloop.plugin.records import FlagPlugin
+from eventloop.plugin.records import Plugin, Role
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -91,20 +91,20 @@ class Modes:
     def algorithms(self) -> list[object]:
         """The algorithms that limit the batches."""
         if self.is_dry:
-            return [FlagPlugin(dry_limit(), "--dry-run")]
+            return [_plugin(dry_limit(), "algorithm", "--dry-run")]
         if (batches := self.counts.get("overfit_batches")) is not None:
-            return [FlagPlugin(Overfit(batches=batches), "--overfit-batches")]
+            return [_plugin(Overfit(batches=batches), "algorithm", "--overfit-batches")]
         limits = [name for name in _LIMITS if name in self.counts]
         if not limits:
             return []
         train, evaluation = map(self.counts.get, _LIMITS)
         limit = LimitBatches(train_batches=train, eval_batches=evaluation)
-        return [FlagPlugin(limit, " ".join(map(flag, limits)))]
+        return [_plugin(limit, "algorithm", " ".join(map(flag, limits)))]
 
     @property
     def callbacks(self) -> list[object]:
         """The callbacks that measure the run."""
-        return [FlagPlugin(one.cost, "--result") for one in self.results]
+        return [_plugin(result.cost, "callback", "--result") for result in self.results]
 
     @property
     def observers(self) -> list[Observer]:
@@ -161,6 +161,11 @@ class Modes:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _plugin(target: object, role: Role, flags: str) -> Plugin:
+    """Returns the plugin that flags of the command add."""
+    return Plugin("", role, target, source=flags, by="flag")
 
 
 def from_package(name: str, subject: str) -> Any:

@@ -58,8 +58,8 @@ def header_lines(
             yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
     if trainer.off:
         by_reason: dict[str, list[str]] = {}
-        for one in trainer.off:
-            by_reason.setdefault(in_shell(one.reason), []).append(one.found.name)
+        for plugin in trainer.off:
+            by_reason.setdefault(in_shell(plugin.reason), []).append(plugin.name)
         yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
 
 

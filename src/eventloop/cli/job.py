@@ -15,23 +15,15 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Option, Value, typed
 from eventloop.config.settings import convert_setting, setting_options
 from eventloop.config.unknown_names import unknown_keys
-from eventloop.errors import UsageError, closest, raise_all
+from eventloop.errors import EventloopError, UsageError, closest, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
-from eventloop.plugin.configure import (
-    build,
-    configure,
-    dormant_reason,
-    plugin_options,
-    typed_options,
-)
-from eventloop.plugin.load import load
-from eventloop.plugin.name_problems import name_problems
+from eventloop.plugin.assemble import Discovery, assemble
+from eventloop.plugin.build import build, call, plugin_options, typed_options
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.rng import seed_everything
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Candidate, Plugin
+    from eventloop.plugin.records import Plugin
 
 
 @dataclass(frozen=True)
@@ -40,8 +32,8 @@ class Job:
 
     configuration: Configuration
     task_file: TaskFile
-    plugins: tuple[Candidate, ...]
-    candidates: Candidates
+    plugins: tuple[Plugin, ...]
+    discovery: Discovery
 
     def task_options(self) -> dict[str, Any]:
         """Returns the task's parameters that were set."""
@@ -51,10 +43,9 @@ class Job:
         """Returns the task's entry for the manifest."""
         return self.task_file.origin(self.configuration.section("task"))
 
-    def plugin_options(self, plugin: Candidate) -> dict[str, Any]:
+    def plugin_options(self, plugin: Plugin) -> dict[str, Any]:
         """Returns a plugin's options that were set."""
-        values = self.configuration.section(plugin.found.name)
-        return typed_options(plugin.found, plugin.target, values)
+        return typed_options(plugin, self.configuration)
 
     def convert(self, key: str, text: str) -> Any:
         """Converts the text for a setting or an option: `seed`, `task.lr`, `mixup.alpha`.
@@ -78,16 +69,18 @@ class Job:
             return setting_options()
         if section == "task":
             return self.task_file.options
-        target = (one.target for one in self.plugins if fold(one.found.name) == section)
-        return plugin_options(found) if (found := next(target, None)) is not None else {}
+        for plugin in self.plugins:
+            if fold(plugin.name) == section:
+                return plugin_options(plugin.imported)
+        return {}
 
-    def build_plugin(self, plugin: Candidate) -> Plugin:
+    def build_plugin(self, plugin: Plugin) -> Plugin:
         """Builds a plugin with its options; a run builds another instance.
 
         Raises:
             PluginError: its constructor raises.
         """
-        return configure(plugin.found, plugin.target, self.configuration.section(plugin.found.name))
+        return build(plugin, self.configuration)
 
     def build_task(self) -> object:
         """Builds the task, continuing the RNG state after its file."""
@@ -110,15 +103,15 @@ def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> 
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
     configuration = configuration_of(arguments)
-    candidates = Candidates(configuration)
-    awake, options = _plugins(configuration, candidates)
-    for one in awake if trains and is_heard() else ():
-        if start := facts_of(one.target).start_early:
-            build(one.found, start, {})
+    discovery = Discovery(configuration)
+    awake, options = _plugins(configuration, discovery)
+    for plugin in awake if trains and is_heard() else ():
+        if start := facts_of(plugin.imported).start_early:
+            call(plugin, start, {})
     # Behind what may draw when it is imported, plugins and rich; file and task draw from here on.
     importlib.import_module("rich.default_styles")
     seed_everything(configuration.setting("seed"))
-    job = Job(configuration, load_task_file(arguments.task), awake, candidates)
+    job = Job(configuration, load_task_file(arguments.task), awake, discovery)
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -129,29 +122,30 @@ def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> 
 
 
 def _plugins(
-    configuration: Configuration, candidates: Candidates
-) -> tuple[tuple[Candidate, ...], dict[str, list[str] | None]]:
+    configuration: Configuration, discovery: Discovery
+) -> tuple[tuple[Plugin, ...], dict[str, list[str] | None]]:
     """Imports the plugins before the task; raises all problems at once.
 
     Returns:
         The plugins that aren't dormant, and the option names of all discovered plugins.
     """
-    selected, problems = select_all(configuration, passed=None, candidates=candidates)
-    loaded = [candidates.loaded(one) for one in selected if one.status == "active" and not problems]
-    options: dict[str, list[str] | None] = {one.found.name: None for one in selected}
-    awake, is_wrong = [], bool(problems) or any(one.problems for one in loaded)
-    for one in [] if is_wrong else loaded:
-        try:
-            options[one.found.name] = list(plugin_options(one.target))
-            section = configuration.section(one.found.name)
-            is_dormant = dormant_reason(one.found, one.target, section) is not None
-            if not is_dormant or configuration.who_insists(one.found):
-                typed_options(one.found, one.target, section)
-                awake.append(one)
-        except Exception:  # noqa: BLE001 - `dry_assemble` meets it again, and tells of it
-            is_wrong = True
+    problems = discovery.problems(configuration, passed=None)
+    plugins = discovery.chosen(configuration)
+    if not problems:
+        plugins = tuple(discovery.loaded(plugin, configuration) for plugin in plugins)
+    options: dict[str, list[str] | None] = {plugin.name: None for plugin in plugins}
+    awake = [plugin for plugin in plugins if plugin.stage == "loaded"]
+    is_wrong = bool(problems) or any(plugin.stage == "failed" for plugin in plugins)
+    try:
+        for plugin in () if is_wrong else plugins:
+            if plugin.stage in ("loaded", "dormant"):
+                options[plugin.name] = list(plugin_options(plugin.imported))
+        for plugin in () if is_wrong else awake:
+            typed_options(plugin, configuration)
+    except EventloopError:  # `assemble` meets it again, and collects it with all others
+        is_wrong = True
     if is_wrong:
-        raise_all(dry_assemble(configuration, None, candidates).problems)
+        assemble(configuration, discovery, passed=None).raise_problems()
     return tuple(awake), options
 
 
@@ -167,12 +161,12 @@ def job_help(arguments: Arguments, command: Command) -> str:
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     """Yields a section for each plugin; the text is its problem if it has one."""
-    selected, _ = select_all(configuration, passed=None)
-    unusable = name_problems(selected)
-    active = (one for one in selected if one.status == "active" and one.found not in unusable)
-    plugins = [load(one, {}) for one in active]
-    for plugin in (one for one in plugins if not one.problems):
-        yield plugin.found.origin, options_help(plugin_options(plugin.target), plugin.found.name)
-    problems = (problem for plugin in plugins for problem in plugin.problems)
-    for problem in dict.fromkeys([*unusable.values(), *problems]):
+    discovery = Discovery(configuration)
+    chosen = discovery.chosen(configuration)
+    plugins = [discovery.loaded(plugin, configuration) for plugin in chosen]
+    for plugin in plugins:
+        if plugin.stage in ("loaded", "dormant"):
+            yield plugin.origin, options_help(plugin_options(plugin.imported), plugin.name)
+    problems = (plugin.failure for plugin in plugins if plugin.failure is not None)
+    for problem in dict.fromkeys(problems):
         yield "problem", "  " + problem.what

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import eventloop
+from eventloop.cli.command_registry import COMMANDS, help_lines, run_added, run_core
 from eventloop.cli.failure_report import report
 from eventloop.cli.printing import short_warnings, write_out
-from eventloop.cli.registry import COMMANDS, help_lines, run_added, run_core
 from eventloop.distributed.process_ends import (
     INTERRUPTED,
     WRONG_USAGE,

@@ -70,7 +70,7 @@ def open_trainer(
             job.build_task(),
             job.configuration,
             allowed=allowed(arguments),
-            candidates=job.candidates,
+            discovery=job.discovery,
             scratch=Path(folder),
         )
         with Trainer(request) as trainer:

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
+from eventloop.cli.command_registry import (
+    COMMANDS,
+    SUBCOMMAND_PREFIX,
+    SUBCOMMANDS,
+    run_added,
+    run_command,
+)
 from eventloop.cli.printing import write_json, write_lines, write_table, write_text
-from eventloop.cli.registry import COMMANDS, SUBCOMMAND_PREFIX, SUBCOMMANDS, run_added, run_command
 from eventloop.errors import EventloopError, UsageError, closest, raise_all
-from eventloop.plugin.candidates import Candidates, found_subjects, select_all
-from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
+from eventloop.plugin.assemble import Discovery
+from eventloop.plugin.discover import Installed, extensions, installed_entry_points
 from eventloop.plugin.name_problems import extension_problems
-from eventloop.plugin.records import Candidate, Found
+from eventloop.plugin.records import Found, Plugin
+from eventloop.plugin.registry import found_subjects
 from eventloop.plugin.static_check import seen_status, static_check
 
 if TYPE_CHECKING:
@@ -66,10 +73,11 @@ def _help() -> str:
 def _run(arguments: Arguments) -> int:
     configuration = configuration_of(arguments)
     installed = installed_entry_points()
-    selected, problems = select_all(configuration, candidates=Candidates(configuration, installed))
+    discovery = Discovery(configuration, installed)
+    problems = discovery.problems(configuration)
     wrong_usage = [one for one in problems if isinstance(one, UsageError)]
     others = [one for one in problems if one not in wrong_usage]
-    rows = list(_rows(configuration, selected, others))
+    rows = list(_rows(configuration, discovery.chosen(configuration), others))
     rows += _extension_rows(installed)
     if "json" in arguments.given:
         write_json(rows)
@@ -83,24 +91,26 @@ def _run(arguments: Arguments) -> int:
 
 
 def _rows(
-    configuration: Configuration, selected: Sequence[Candidate], found: Iterable[EventloopError]
+    configuration: Configuration, plugins: Sequence[Plugin], found: Iterable[EventloopError]
 ) -> Iterator[dict[str, Any]]:
     problems: dict[Found, EventloopError] = {}
-    known = {one.found for one in selected}
+    known = [plugin.found for plugin in plugins if plugin.found is not None]
     unplaced = []
     for problem in found:
-        own = [one for one in found_subjects(problem) if one in known]
-        for each in own:
-            problems.setdefault(each, problem)
-        unplaced += [] if own else [problem]
-    for one in selected:
-        if one.found in problems:
-            yield _row(one.found, "problem", problems[one.found].what)
+        subjects = [subject for subject in found_subjects(problem) if subject in known]
+        for subject in subjects:
+            problems.setdefault(subject, problem)
+        if not subjects:
+            unplaced.append(problem)
+    for plugin in plugins:
+        assert plugin.found is not None
+        if plugin.found in problems:
+            yield _row(plugin.found, "problem", problems[plugin.found].what)
         else:
-            yield _row(one.found, *seen_status(one, configuration, known))
+            yield _row(plugin.found, *seen_status(plugin, configuration, known))
     for problem in unplaced:
         columns = dict.fromkeys(_COLUMNS, "")
-        name = ", ".join(one.name for one in problem.subjects)
+        name = ", ".join(subject.name for subject in problem.subjects)
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from eventloop.clock import Time
 from eventloop.config.option_types import Option, Value
-from eventloop.plugin.configure import plugin_options
+from eventloop.plugin.build import plugin_options
 from eventloop.secret_values import shown
 from eventloop.urls import Url
 
@@ -26,11 +26,11 @@ def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
         yield _line(name, getattr(settings, name), value)
     section = job.configuration.section("task")
     yield from _section("task", job.task_file.options, section, job.task_options(), "")
-    if with_options := [one for one in job.plugins if plugin_options(one.target)]:
+    if with_options := [one for one in job.plugins if plugin_options(one.imported)]:
         yield "plugins:"
     for plugin in with_options:
-        section = job.configuration.section(name := plugin.found.name)
-        options = plugin_options(plugin.target)
+        section = job.configuration.section(name := plugin.name)
+        options = plugin_options(plugin.imported)
         yield from _section(name, options, section, job.plugin_options(plugin), "  ")
 
 

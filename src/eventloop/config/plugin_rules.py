@@ -1,4 +1,4 @@
-"""Reads the rules of a project or site about plugins; `plugin/select` and `plugin/order_rules` apply them."""
+"""Reads the rules of a project or site about plugins; `plugin/choose` and `plugin/configured_order` apply them."""
 
 from __future__ import annotations
 

@@ -12,11 +12,10 @@ from eventloop.events import Events
 from eventloop.hook_markers import REMOVED_HOOKS, Hook, declared_hooks, marked_by_pluggy
 from eventloop.naming import fold
 from eventloop.plugin.plugin_attributes import facts_of, misspelt_facts
-from eventloop.plugin.static_check import static_hooks
 from eventloop.vocabulary import HOOK_WORDS, known_as
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Candidate, Plugin
+    from eventloop.plugin.records import Plugin
     from eventloop.state import State
 
 
@@ -30,7 +29,7 @@ class HookTable(dict[str, Hook]):
     """
 
     def __init__(
-        self, hooks: Mapping[str, Hook], removed: Mapping[str, str], off: Iterable[Candidate] = ()
+        self, hooks: Mapping[str, Hook], removed: Mapping[str, str], off: Iterable[Plugin] = ()
     ) -> None:
         super().__init__(hooks)
         self.removed = dict(removed)
@@ -48,18 +47,23 @@ class HookTable(dict[str, Hook]):
         if name in self.removed:
             return f"; it was {self.removed[name]}"
         if one := self._declared_by_one_off(name):
-            return f"; the plugin {one.found.name} declares it, but is off: {one.reason}"
+            return f"; the plugin {one.name} declares it, but is off: {one.reason}"
         return known_as(name, HOOK_WORDS, self)
 
-    def _declared_by_one_off(self, name: str) -> Candidate | None:
-        return next((one for one in self.off if name in static_hooks(one.found)), None)
+    def _declared_by_one_off(self, name: str) -> Plugin | None:
+        from eventloop.plugin.static_check import static_hooks  # reads sources: a run needn't
+
+        for plugin in self.off:
+            if plugin.found is not None and name in static_hooks(plugin.found):
+                return plugin
+        return None
 
 
 HOOKS = HookTable(declared_hooks([Events, Actions]), REMOVED_HOOKS)
 
 
 def hooks_of(
-    plugins: Iterable[Plugin], off: Iterable[Candidate]
+    plugins: Iterable[Plugin], off: Iterable[Plugin]
 ) -> tuple[HookTable, list[PluginError]]:
     """Collects the core's hooks and those that plugins declare; several can declare the same hook.
 

@@ -25,17 +25,21 @@ def lock_path(directory: Path) -> Path:
     return (found[0].parent if found else directory) / NAME
 
 
-def order_digest(implementations: Mapping[str, Ordered]) -> str:
+def order_digest(implementations: Mapping[str, Ordered], *, passed: bool = True) -> str:
     """Returns a digest of the order of algorithms and callbacks in every hook.
 
     Two environments have the same digest if and only if the same plugins run in the same order.
+
+    Args:
+        passed: whether plugins count that were passed in Python or added by a flag of a command.
     """
     orders: dict[str, list[str]] = {}
     for hook, ordered in implementations.items():
-        for one in ordered.implementations:
-            if one.plugin.role in ("algorithm", "callback"):
-                called = f"{one.plugin.role}:{fold(one.plugin.name)}"
-                orders.setdefault(hook, []).append(called)
+        for implementation in ordered.implementations:
+            plugin = implementation.plugin
+            is_counted = passed or plugin.found is not None
+            if plugin.role in ("algorithm", "callback") and is_counted:
+                orders.setdefault(hook, []).append(f"{plugin.role}:{fold(plugin.name)}")
     listed = json.dumps(orders, sort_keys=True)
     return f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
 

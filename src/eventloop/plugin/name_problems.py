@@ -8,21 +8,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from eventloop.errors import PluginError
 from eventloop.fixes import pip, switch_off
 from eventloop.naming import fold
-from eventloop.plugin.metadata import folder_of
-from eventloop.plugin.records import Candidate, Found, Plugin
+from eventloop.plugin.discover import folder_of
+from eventloop.plugin.records import Found, Plugin
 
 RESERVED = ("task", "core")
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 
 
-def name_problems(selected: Iterable[Candidate]) -> dict[Found, PluginError]:
+def name_problems(chosen: Iterable[Plugin]) -> dict[Found | None, PluginError]:
     """Finds plugins with another's name, or with an invalid one."""
     by_name: dict[str, list[Found]] = {}
-    for one in selected:
-        if one.status == "active":
-            by_name.setdefault(fold(one.found.name), []).append(one.found)
-    problems = {}
+    for plugin in chosen:
+        if plugin.found is not None:
+            by_name.setdefault(fold(plugin.name), []).append(plugin.found)
+    problems: dict[Found | None, PluginError] = {}
     for group in by_name.values():
         problem = None
         if len(group) > 1:

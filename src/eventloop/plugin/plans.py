@@ -19,7 +19,7 @@ from eventloop.events import Events
 from eventloop.hook_markers import OF_ITSELF, TELL_ALL, Hook
 from eventloop.naming import fold
 from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
-from eventloop.plugin.declared_hooks import HOOKS, checked
+from eventloop.plugin.declared_hooks import checked
 from eventloop.plugin.hook_errors import (
     blame,
     enter,
@@ -29,7 +29,7 @@ from eventloop.plugin.hook_errors import (
 )
 from eventloop.plugin.observe import Around, Observer, observe
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.plugin.owners import Assembly
+from eventloop.plugin.registry import Registry
 from eventloop.state import CALLABLE
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ class ActivePlugins:
     )
 
     def __init__(self) -> None:
-        self.assembly = Assembly((), (), HOOKS, {})
+        self.assembly = Registry()
         self.plans = new_plans()
         self.quiet = new_plans()
         self.by_name: Mapping[str, Any] = {}
@@ -325,7 +325,7 @@ class ActivePlugins:
         self._frozen: dict[str, Sequence[Implementation]] = {}
         self._raised: dict[str, Implementation] = {}
 
-    def freeze(self, assembly: Assembly, state: State, observers: Sequence[Observer]) -> None:
+    def freeze(self, assembly: Registry, state: State, observers: Sequence[Observer]) -> None:
         """Creates the plans of all hooks.
 
         Args:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
-from eventloop.config.plugin_flags import Cause, Local
+from eventloop.config.plugin_flags import Cause, Local, Reason
 from eventloop.errors import EventloopError, PluginError, Wording
 from eventloop.fixes import switch_off
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "option"]
-Status = Literal["active", "off"]
+# How far a plugin came on its way into a run. One that is passed in Python begins as active.
+PluginStage = Literal["chosen", "off", "loaded", "dormant", "failed", "active"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {"eventloop.algorithms": "algorithm", "eventloop.callbacks": "callback"}
 GROUP_OF: dict[str, str] = {role: group for group, role in GROUPS.items()}
@@ -91,47 +92,88 @@ class Unread:
     name: str
 
 
-@dataclass(frozen=True)
-class FlagPlugin:
-    """A plugin that a flag of the command adds.
-
-    Args:
-        target: the plugin.
-        flag: as typed, `--dry-run`.
-    """
-
-    target: object
-    flag: str
+_BY_DEFAULT = Reason("")
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """An active plugin: an object with hook implementations.
+    """A plugin, with the stage that it has reached on its way into a run.
+
+    A discovered plugin is chosen, loaded and built; it becomes off, dormant or failed instead
+    if it doesn't take part.
 
     Args:
         name: as the user types it.
         role: decides its position in the order and whether it can change the State.
-        target: the instance or module whose methods are called.
+        target: the instance or module whose methods are called; None until it is built.
         distribution, version: of its package; "" for an object passed in Python.
         source: where it is from, for messages: "entry point", "Trainer(callbacks=...)".
         by: what passed it, if it wasn't discovered.
-        options: its options, without defaults.
-        found: the discovered plugin, if it is from an entry point.
+        options: its options, without defaults; known once it is built.
+        found: its metadata, if it was discovered.
+        imported: the object that its entry point names, such as a class; None until it is loaded.
+        stage: see `PluginStage`.
+        reason: why it is off or dormant, or why it is on without autoload; "" if it is on because
+            it is installed.
+        kind, undo: what decided that, and how to undo it; see `Reason`.
+        failure: why it failed.
     """
 
     name: str
     role: Role
-    target: object
+    target: object = None
     distribution: str = ""
     version: str = ""
     source: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     found: Found | None = None
+    imported: object = None
     by: Literal["Trainer", "Task", "flag"] = "Trainer"
+    stage: PluginStage = "active"
+    reason: str = ""
+    kind: Cause = ""
+    undo: str = ""
+    failure: EventloopError | None = None
+
+    @classmethod
+    def of(
+        cls, found: Found, stage: PluginStage = "chosen", reason: Reason = _BY_DEFAULT
+    ) -> Plugin:
+        """Returns the record of a discovered plugin."""
+        return cls(
+            name=found.name,
+            role=found.role,
+            distribution=found.distribution,
+            version=found.version,
+            source=found.entry_point.value if found.path else FROM_ENTRY_POINT,
+            found=found,
+            stage=stage,
+            reason=reason.text,
+            kind=reason.kind,
+            undo=reason.fix,
+        )
+
+    @property
+    def by_flag(self) -> bool:
+        """Whether a flag `-p` names its file or module."""
+        return self.found is not None and self.found.by_flag
+
+    @property
+    def status(self) -> str:
+        """The stage as commands print it: "active", "off" or "problem"."""
+        if self.stage in ("off", "dormant"):
+            return "off"
+        return "problem" if self.stage == "failed" else "active"
+
+    def failed(self, problem: EventloopError) -> Plugin:
+        """Returns its record after an error."""
+        return replace(self, stage="failed", failure=problem)
 
     @property
     def origin(self) -> str:
         """The plugin as messages name it: `mixup (eventloop-mixup 0.1.0)`."""
+        if self.found is not None:
+            return self.found.origin
         if self.distribution:
             return f"{self.name} ({self.distribution} {self.version})"
         return f"{self.name} ({self.source})" if self.source else self.name
@@ -171,27 +213,3 @@ class Plugin:
         """
         who = ", ".join(filter(None, [self.origin, where]))
         return PluginError(what, subjects=[self], plugin=who, **at, fix=self.fix(fix))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A discovered plugin on its way into a run.
-
-    Args:
-        status: "active", or "off"; a dormant one is off.
-        reason: why it is off, or why it is on without autoload; "" if it is on because it is
-            installed.
-        kind, fix: what decided, and how to undo it; see `Reason`.
-        target: the entry point's object; None if it wasn't or couldn't be imported.
-        plugin: the built plugin, if it could be built.
-        problems: the errors of this plugin.
-    """
-
-    found: Found
-    status: Status
-    reason: str = ""
-    kind: Cause = ""
-    fix: str = ""
-    target: object = None
-    plugin: Plugin | None = None
-    problems: tuple[EventloopError, ...] = ()

@@ -15,13 +15,13 @@ from eventloop.errors import closest, text_of
 from eventloop.events import EVENTS_AND_QUESTIONS
 from eventloop.hook_markers import REMOVED_HOOKS
 from eventloop.naming import fold
-from eventloop.plugin.configure import awaited
+from eventloop.plugin.build import awaited
 from eventloop.plugin.load import split_label
 from eventloop.plugin.static_names import Scope, bound_names, locate, origin_of, top_level_spec
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
-    from eventloop.plugin.records import Candidate, Found
+    from eventloop.plugin.records import Found, Plugin
 
 _HOOKS = {**EVENTS_AND_QUESTIONS, **ACTIONS}
 _MAX_REDIRECTIONS = 4
@@ -68,22 +68,21 @@ def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
 
 
 def seen_status(
-    one: Candidate, configuration: Configuration, others: Iterable[Found]
+    plugin: Plugin, configuration: Configuration, others: Iterable[Found]
 ) -> tuple[str, str]:
     """Returns a plugin's status and reason, with a static check's problem or dormancy."""
-    if one.status == "off":
-        return one.status, one.reason
-    seen = static_check(one.found, others)
-    name, section = one.found.name, configuration.section(one.found.name)
+    if plugin.stage != "chosen" or plugin.found is None:
+        return plugin.status, plugin.reason
+    seen = static_check(plugin.found, others)
+    section = configuration.section(plugin.name)
     if seen.problem:
         return "problem", seen.problem
-    if configuration.who_insists(one.found):
-        lacking = [flag(option, name) for option in seen.needs if fold(option) not in section]
-        return (
-            ("problem", f"needs {' and '.join(lacking)}") if lacking else (one.status, one.reason)
-        )
-    reason = awaited(name, section, seen.needs, seen.wakes_with, seen.off_until_named)
-    return ("off", reason) if reason else (one.status, one.reason)
+    if reason := awaited(plugin, configuration, seen.needs, seen.wakes_with, seen.off_until_named):
+        return "off", reason
+    lacking = [flag(name, plugin.name) for name in seen.needs if fold(name) not in section]
+    if lacking:
+        return "problem", f"needs {' and '.join(lacking)}"
+    return plugin.status, plugin.reason
 
 
 @functools.cache

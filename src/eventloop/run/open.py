@@ -19,8 +19,9 @@ from eventloop.distributed.consistency import require_same_run
 from eventloop.errors import SettingError, a
 from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed
+from eventloop.plugin.assemble import Discovery, assemble, unsuitable_reasons
 from eventloop.plugin.declared_hooks import HOOKS
-from eventloop.plugin.manager import assemble, unsuitable_reasons, without
+from eventloop.plugin.passed import passed_plugins
 from eventloop.plugin.plans import outcomes_of
 from eventloop.plugin.plugin_attributes import facts_of
 from eventloop.plugin.records import Plugin
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 
     from eventloop.checkpoint.checkpoint_files import Checkpoint
     from eventloop.config.configuration import Configuration
-    from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
+    from eventloop.plugin.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,13 @@ class Request:
         allowed: what may differ from the run that is resumed.
         origin: the task's entry in the manifest besides its settings, compared when the run is
             resumed: the digest of its file, its options. JSON values.
-        candidates: the plugins that a command has already discovered and loaded.
+        discovery: the plugins that a command has already discovered and loaded.
         core: plugins to add to the core's own.
         checkpoint: where to begin if the run's folder has no checkpoint of its own.
         scratch: the run's folder if run_dir isn't set: of a command that trains nothing, one that it
             removes. None: a new folder.
+        check_plugins: raises if the run must not train with these plugins; called before the model
+            is built.
     """
 
     task: object
@@ -76,10 +79,11 @@ class Request:
     observers: Sequence[Observer] = ()
     allowed: Allowed = NOTHING
     origin: Mapping[str, Any] | None = None
-    candidates: Candidates | None = None
+    discovery: Discovery | None = None
     core: Sequence[object] = ()
     checkpoint: Checkpoint | None = None
     scratch: Path | None = None
+    check_plugins: Callable[[Registry], None] | None = None
 
 
 def open_run(request: Request) -> Run:
@@ -95,18 +99,24 @@ def open_run(request: Request) -> Run:
     # What the task has drawn depends on the program; what plugins draw when built must not.
     seed_everything(settings.seed)
     run = Run(request, configuration, settings, task, processes, storage, start)
-    run.freeze(
-        assemble(
-            configuration,
-            candidates=request.candidates,
-            task=task_plugin(request.task),
-            core=run.core_plugins,
-            algorithms=listed(request.algorithms, "algorithms"),
-            callbacks=listed(request.callbacks, "callbacks"),
-            of_task=(task.algorithms, task.callbacks),
-        )
+    discovery = request.discovery or Discovery(configuration)
+    registry = assemble(
+        configuration,
+        discovery,
+        task=task_plugin(request.task),
+        core=run.core_plugins,
+        passed=[
+            *passed_plugins(task.algorithms, "algorithm", discovery.found, "Task"),
+            *passed_plugins(task.callbacks, "callback", discovery.found, "Task"),
+            *passed_plugins(listed(request.algorithms, "algorithms"), "algorithm", discovery.found),
+            *passed_plugins(listed(request.callbacks, "callbacks"), "callback", discovery.found),
+        ],
     )
+    registry.raise_problems()
+    run.freeze(registry)
     with run.guarded(closing=True):
+        if request.check_plugins is not None:
+            request.check_plugins(run.active.assembly)
         require_same_run(processes, run.state.manifest)
         start.check(run.state.manifest)
         _build(run)
@@ -167,7 +177,7 @@ def _drop_unsuitable(run: Run) -> None:
     # What doesn't suit one rank is off on all.
     reasons = {name: why for one in state.all_gather(mine) for name, why in one.items()}
     if reasons:
-        run.freeze(without(run.active.assembly, reasons))
+        run.freeze(run.active.assembly.without(reasons))
 
 
 @dataclass(frozen=True)

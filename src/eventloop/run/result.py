@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from eventloop.errors import counted
-from eventloop.plugin.records import Candidate, Found, Plugin
+from eventloop.plugin.records import Plugin
 from eventloop.secret_values import shown_options
 from eventloop.training.metrics import scalars_of
 from eventloop.training.stops import Stopped
@@ -85,11 +85,11 @@ def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
 _COLUMNS = ("plugin", "role", "package", "options")
 
 
-def plugin_table(plugins: Iterable[Plugin], off: Iterable[Candidate]) -> str:
+def plugin_table(plugins: Iterable[Plugin], off: Iterable[Plugin]) -> str:
     """Returns the active plugins of a run in order, then those that are off and why, as HTML."""
     rows = [_row(one) for one in plugins]
     left_out = [
-        (one.found.name, one.found.role, _package(one.found), "off: " + one.reason) for one in off
+        (plugin.name, plugin.role, _package(plugin), "off: " + plugin.reason) for plugin in off
     ]
     return (
         f"<table><thead>{_line(_COLUMNS, 'th')}</thead><tbody>"
@@ -107,7 +107,7 @@ def _row(plugin: Plugin) -> Sequence[str]:
     return (plugin.name, plugin.role, _package(plugin) or plugin.source, options)
 
 
-def _package(plugin: Plugin | Found) -> str:
+def _package(plugin: Plugin) -> str:
     return f"{plugin.distribution} {plugin.version or ''}".strip()
 
 

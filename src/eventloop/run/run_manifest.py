@@ -29,7 +29,7 @@ from eventloop.signals import status_of
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
     from eventloop.run.resume import Start
     from eventloop.state import State
 
@@ -38,7 +38,7 @@ _MOST_OF_A_SCRIPT = 100_000
 _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device", "end")
 
 
-def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) -> dict[str, Any]:
+def manifest_of(assembly: Registry, settings: Settings, device: torch.device) -> dict[str, Any]:
     """Describes a run in JSON values."""
     commit, is_dirty = git_commit(Path.cwd())
     return {
@@ -60,12 +60,12 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
         ],
         "off": [
             {
-                "name": one.found.name,
-                "version": one.found.version,
-                "reason": str(one.reason),
-                "kind": one.kind,
+                "name": plugin.name,
+                "version": plugin.version,
+                "reason": str(plugin.reason),
+                "kind": plugin.kind,
             }
-            for one in assembly.off
+            for plugin in assembly.off
         ],
         "owners": {one.action: one.owner.name for one in assembly.decisions()},
         "order": order_digest(assembly.implementations),

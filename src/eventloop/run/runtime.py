@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
     from eventloop.run.open import Request, TaskDefaults
     from eventloop.run.resume import Start
     from eventloop.training.precision import Precision
@@ -137,7 +137,7 @@ class Run:
             *(f"{one.name}: {note}" for one, note in noted if one.role != "core"),
         )
 
-    def freeze(self, assembly: Assembly) -> None:
+    def freeze(self, assembly: Registry) -> None:
         """Creates the plans of all hooks; called again when a plugin has dropped out."""
         state = self.state
         self._compiled = compiled_of(assembly, state)

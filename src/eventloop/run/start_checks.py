@@ -20,7 +20,7 @@ from eventloop.training.optimizers import params_of
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
     from eventloop.run.runtime import Run
     from eventloop.state import State
 
@@ -38,7 +38,7 @@ def require_usable(path: Path) -> None:
         )
 
 
-def check_model(state: State, assembly: Assembly) -> None:
+def check_model(state: State, assembly: Registry) -> None:
     """Raises PluginError if an algorithm's `init` has replaced the model with something else."""
     if not isinstance(state.model, nn.Module):
         asked = (one.origin for one in assembly.implementations["init"])
@@ -156,7 +156,7 @@ def _waiting_for_tokens(state: State, end: Time) -> list[str]:
     ]
 
 
-def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None:
+def _check_train_dataloader(state: State, assembly: Registry, end: Time) -> None:
     if isinstance(state.train_dataloader, NoData) and end.unit == "ep":
         raise TaskError(
             f"the run is to end after {end}, but without a train data loader an epoch has no end",

@@ -19,7 +19,7 @@ from eventloop.fixes import as_set
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.plugin.order import Implementation
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
     from eventloop.state import State
 
 _ACTIONS = ("forward", "loss")
@@ -66,7 +66,7 @@ class Compiled:
         state: with `compile` on in its settings.
     """
 
-    def __init__(self, assembly: Assembly, state: State) -> None:
+    def __init__(self, assembly: Registry, state: State) -> None:
         self._state = state
         self._options = compile_options(state.settings)
         self._is_by_layer = by_layer(state.settings)
@@ -242,7 +242,7 @@ class _Computed:
         )
 
 
-def compiled_of(assembly: Assembly, state: State) -> tuple[Compiled, ...]:
+def compiled_of(assembly: Registry, state: State) -> tuple[Compiled, ...]:
     """Returns the observer that compiles, where the setting wants it.
 
     Raises:

@@ -10,10 +10,10 @@ from typing import Any
 from eventloop.commands import (
     FIT_OPTIONS,
     Arguments,
-    Candidate,
     Command,
     CommandOption,
     Job,
+    Plugin,
     UsageError,
     closest,
     flag,
@@ -66,9 +66,9 @@ class Ablation:
 
     arguments: Arguments
     job: Job
-    algorithms: tuple[Candidate, ...]
-    always_on: tuple[Candidate, ...]
-    others: tuple[Candidate, ...]
+    algorithms: tuple[Plugin, ...]
+    always_on: tuple[Plugin, ...]
+    others: tuple[Plugin, ...]
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     jobs: int
@@ -79,7 +79,7 @@ class Ablation:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the algorithms that are switched off in turn."""
-        return tuple(one.found.name for one in self.algorithms)
+        return tuple(one.name for one in self.algorithms)
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Arguments, tuple[Variant, ...]]:
@@ -121,13 +121,13 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
         )
     for one in (*always_on, *ablated):  # an option that can't be would fail run after run
         job.build_plugin(one)
-    names = tuple(one.found.name for one in ablated)
+    names = tuple(one.name for one in ablated)
     if variants:
         check_variants(variants, names, job)
     description = {
         **describe(job, arguments, (*ablated, *always_on), apart_from=_OWN),
         "algorithms": list(names),
-        "keep": [one.found.name for one in always_on],
+        "keep": [one.name for one in always_on],
     }
     if variants:
         description["variants"] = {
@@ -156,22 +156,22 @@ def _refuse_own(arguments: Arguments) -> None:
             raise UsageError(f"{flag(name)} belongs to each run of an ablation", fix=instead)
 
 
-def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Candidate, ...], ...]:
+def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Plugin, ...], ...]:
     """Returns the algorithms that are always on, those that are ablated, and the others."""
-    there = [one for one in job.plugins if one.found.role == "algorithm"]
+    there = [one for one in job.plugins if one.role == "algorithm"]
     always_on = {fold(name) for name in arguments.given.get("keep", "").split(",") if name}
-    known = [one.found.name for one in there]
+    known = [one.name for one in there]
     for name in sorted(always_on - set(map(fold, known))):
         raise UsageError(
             f"--keep: no active algorithm is named {name!r}{closest(name, known)}",
             fix="list them with `eventloop plugins`; several are separated by commas",
         )
-    rest = [one for one in there if fold(one.found.name) not in always_on]
+    rest = [one for one in there if fold(one.name) not in always_on]
     insisted = set(map(fold, arguments.choice.insist))
-    named = [one for one in rest if one.found.by_flag or fold(one.found.name) in insisted]
+    named = [one for one in rest if one.by_flag or fold(one.name) in insisted]
     ablated = named or rest
     return (
-        tuple(one for one in there if fold(one.found.name) in always_on),
+        tuple(one for one in there if fold(one.name) in always_on),
         tuple(ablated),
         tuple(one for one in rest if one not in ablated),
     )

@@ -47,12 +47,10 @@ def runs_of(ablation: Ablation) -> list[Run]:
 def fit_line(ablation: Ablation, variant: Variant) -> list[str]:
     """Returns the command line that trains a variant, as it would be typed."""
     taking_part = set(map(fold, variant.algorithms))
-    off = [one for one in ablation.algorithms if fold(one.found.name) not in taking_part]
+    off = [one for one in ablation.algorithms if fold(one.name) not in taking_part]
     insisted = set(map(fold, ablation.arguments.choice.insist))
     always_on = [
-        one.found.name
-        for one in ablation.always_on
-        if not one.found.by_flag and fold(one.found.name) not in insisted
+        one.name for one in ablation.always_on if not one.by_flag and fold(one.name) not in insisted
     ]
     without = (*off, *ablation.others)
     return [

@@ -78,9 +78,9 @@ def header(ablation: Ablation, num_runs: int, num_done: int) -> Iterator[str]:
     at_once = f", {ablation.jobs} at a time" if ablation.jobs > 1 else ""
     yield f"ablation: {ablation.arguments.task}, {names}; {num_runs} runs, {seeds}{at_once}"
     if ablation.always_on:
-        yield f"in all runs: {', '.join(one.found.name for one in ablation.always_on)}"
+        yield f"in all runs: {', '.join(one.name for one in ablation.always_on)}"
     if ablation.others:
-        named = ", ".join(one.found.name for one in ablation.others)
+        named = ", ".join(one.name for one in ablation.others)
         yield f"in no run: {named}, which `--keep` would take into all"
     yield f"run dir: {ablation.folder}"
     if num_done:

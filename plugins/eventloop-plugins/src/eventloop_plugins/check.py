@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
+from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_lines, write_table, write_text
-from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError, in_shell, text_of
-from eventloop.plugin.candidates import select_all
+from eventloop.plugin.assemble import Discovery
+from eventloop.plugin.discover import extensions
 from eventloop.plugin.load import imported
 from eventloop.plugin.lock_digests import lock_path
-from eventloop.plugin.metadata import extensions
 from eventloop.safe_text import plain
 from eventloop_plugins.lock_text import check_lock
-from eventloop_plugins.reading import Extension, dry_assembled, imported_extensions, remarks
+from eventloop_plugins.reading import Extension, imported_extensions, read_registry, remarks
 
 if TYPE_CHECKING:
-    from eventloop.plugin.candidates import DryAssembly
-    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Found
+    from eventloop.plugin.registry import Registry
 
 COMMAND = Command(
     "plugins check",
@@ -52,17 +51,14 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    selected, _ = select_all(configuration_of(arguments))
-    active = (one.found for one in selected if one.status == "active")
-    costs = measure_imports([*active, *extensions()])
-    _, found = dry_assembled(arguments, COMMAND)
+    costs = measure_imports([*chosen_entries(arguments), *extensions()])
+    _, registry = read_registry(arguments, COMMAND)
     added = list(imported_extensions())
-    rows = list(_rows(found, added, costs))
+    rows = list(_rows(registry, added, costs))
     of_extensions = (one.problem for one in added if one.problem is not None)
-    assembly = found.assembly
-    problems = [*found.problems, *dict.fromkeys(of_extensions), *_lock_problems(assembly)]
+    problems = [*registry.problems, *dict.fromkeys(of_extensions), *_lock_problems(registry)]
     found_remarks = [
-        one for ordered in assembly.implementations.values() for one in remarks(assembly, ordered)
+        one for ordered in registry.implementations.values() for one in remarks(registry, ordered)
     ]
     if "json" in arguments.given:
         written = [*map(text_of, problems)]
@@ -79,20 +75,27 @@ def run(arguments: Arguments) -> int:
     return 1 if problems else 0
 
 
-def _lock_problems(assembly: Assembly) -> Iterator[PluginError]:
+def chosen_entries(arguments: Arguments) -> list[Found]:
+    """Returns the plugins that take part, as far as is known without importing them."""
+    configuration = configuration_of(arguments)
+    plugins = Discovery(configuration).chosen(configuration)
+    return [plugin.found for plugin in plugins if plugin.found and plugin.stage == "chosen"]
+
+
+def _lock_problems(registry: Registry) -> Iterator[PluginError]:
     try:
-        check_lock(lock_path(Path.cwd()), assembly)
+        check_lock(lock_path(Path.cwd()), registry)
     except PluginError as error:
         yield error
 
 
 def _rows(
-    found: DryAssembly, added: Sequence[Extension], costs: Mapping[Found, Measured]
+    registry: Registry, added: Sequence[Extension], costs: Mapping[Found, Measured]
 ) -> Iterator[dict[str, Any]]:
-    for row in found.rows:
-        status = "problem" if row.problems else row.status
-        reason = row.problems[0].what if row.problems else row.reason
-        yield _row(row.found, status, reason, costs.get(row.found, Measured()))
+    for plugin in registry.discovered:
+        assert plugin.found is not None
+        status, reason = registry.explain(plugin)
+        yield _row(plugin.found, status, reason, costs.get(plugin.found, Measured()))
     for one in added:
         yield _row(one.found, one.status, one.reason, costs.get(one.found, Measured()))
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command
+from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_table, write_text
-from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
 from eventloop.hook_markers import warnings_of
-from eventloop_plugins.reading import dry_assembled, refuse_choice
+from eventloop_plugins.reading import read_registry, refuse_choice
 
 if TYPE_CHECKING:
     from eventloop.hook_markers import Hook
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
 
 COMMAND = Command(
     "plugins hooks",
@@ -34,22 +34,22 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = dry_assembled(arguments, COMMAND)
-    assembly, name = found.assembly, arguments.task
-    hooks = assembly.hooks
+    _, registry = read_registry(arguments, COMMAND)
+    name = arguments.task
+    hooks = registry.hooks
     if name and name not in hooks:
         raise UsageError(
             f"no hook is named {name!r}{hooks.hint(name)}",
             fix="list them with `eventloop plugins hooks`",
         )
-    contents = [_content(one, assembly) for one in ([hooks[name]] if name else hooks.values())]
+    contents = [_content(one, registry) for one in ([hooks[name]] if name else hooks.values())]
     if "json" in arguments.given:
         write_json(contents[0] if name else contents)
     elif name:
         write_text(_contract(hooks[name], contents[0]))
     else:
         write_table(_COLUMNS, [_cells(one) for one in contents])
-    refuse_choice(found)
+    refuse_choice(registry)
     return 0
 
 
@@ -58,14 +58,14 @@ def declared_by(hook: Hook) -> str:
     return ", ".join(hook.declared_by) or "core"
 
 
-def implemented_by(hook: Hook, assembly: Assembly) -> list[str]:
+def implemented_by(hook: Hook, registry: Registry) -> list[str]:
     """Names the plugins that implement a hook, in calling order."""
-    found = assembly.implementations[hook.name]
+    found = registry.implementations[hook.name]
     plugins = (one.plugin for one in found if one.plugin.role not in ("task", "core"))
     return list(dict.fromkeys(plugin.name for plugin in plugins))
 
 
-def _content(hook: Hook, assembly: Assembly) -> dict[str, Any]:
+def _content(hook: Hook, registry: Registry) -> dict[str, Any]:
     assert hook.spec is not None
     return {
         "name": hook.name,
@@ -74,7 +74,7 @@ def _content(hook: Hook, assembly: Assembly) -> dict[str, Any]:
         "closes": hook.closes,
         "declared_by": declared_by(hook),
         "since": hook.since,
-        "implemented_by": implemented_by(hook, assembly),
+        "implemented_by": implemented_by(hook, registry),
         "signature": f"def {hook.name}{inspect.signature(hook.spec)}".replace("'", ""),
         "contract": hook.doc,
     }

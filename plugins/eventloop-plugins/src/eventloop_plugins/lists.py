@@ -10,14 +10,14 @@ from typing import Any
 import tomlkit
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of
+from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_lines
-from eventloop.cli.registry import run_command
 from eventloop.config.config_files import find_pyproject
 from eventloop.errors import SettingError, UsageError, closest
 from eventloop.files import disk
 from eventloop.naming import fold, split_requirement
-from eventloop.plugin.candidates import select_all
-from eventloop.plugin.records import Candidate
+from eventloop.plugin.assemble import Discovery
+from eventloop.plugin.records import Plugin
 from eventloop.plugin.static_check import seen_status, static_check
 
 _ENABLE = (
@@ -40,29 +40,27 @@ def disable(argv: Sequence[str]) -> int:
     return _run("disable", _DISABLE, _disabled, argv)
 
 
-def _run(
-    name: str, summary: str, edit: Callable[[str, Candidate], str], argv: Sequence[str]
-) -> int:
+def _run(name: str, summary: str, edit: Callable[[str, Plugin], str], argv: Sequence[str]) -> int:
     command = Command(
         f"plugins {name}", summary, argument="NAME", takes_plugins=False, takes_options=False
     )
     return run_command(command, lambda arguments: _switch(arguments, command, edit), argv)
 
 
-def _switch(arguments: Arguments, command: Command, edit: Callable[[str, Candidate], str]) -> int:
+def _switch(arguments: Arguments, command: Command, edit: Callable[[str, Plugin], str]) -> int:
     """Edits `pyproject.toml` for a plugin, and prints whether it is active now.
 
     Raises:
         UsageError: no plugin has this name.
         SettingError: the file can't be written, or its table can't be edited.
     """
-    one = _named(arguments, command)
-    name = one.found.name
+    plugin = _named(arguments, command)
+    name = plugin.name
     project = find_pyproject(Path.cwd())
     path = (project[0] if project else Path("pyproject.toml")).resolve()
     try:
         text = path.read_bytes().decode() if project else ""
-        edited = edit(text, one)
+        edited = edit(text, plugin)
         if edited != text:
             disk.replace_file(path, edited.encode())
     except (OSError, ValueError) as error:  # not UTF-8 or TOML, or read-only
@@ -78,16 +76,17 @@ def _switch(arguments: Arguments, command: Command, edit: Callable[[str, Candida
     return 0
 
 
-def _named(arguments: Arguments, command: Command) -> Candidate:
-    selected, _ = select_all(configuration_of(arguments))
+def _named(arguments: Arguments, command: Command) -> Plugin:
+    configuration = configuration_of(arguments)
+    plugins = Discovery(configuration).chosen(configuration)
     if not arguments.task:
         raise UsageError(
             f"`eventloop {command.name}` needs a NAME",
             fix="list what is installed with `eventloop plugins`",
         )
-    named = [one for one in selected if fold(one.found.name) == fold(arguments.task)]
+    named = [plugin for plugin in plugins if fold(plugin.name) == fold(arguments.task)]
     if not named:
-        known = sorted(one.found.name for one in selected)
+        known = sorted(plugin.name for plugin in plugins)
         raise UsageError(
             f"no plugin is named {arguments.task!r}{closest(arguments.task, known)}",
             fix="list what is installed with `eventloop plugins`",
@@ -95,25 +94,26 @@ def _named(arguments: Arguments, command: Command) -> Candidate:
     return named[0]
 
 
-def _enabled(text: str, one: Candidate) -> str:
-    name = one.found.name
+def _enabled(text: str, plugin: Plugin) -> str:
+    assert plugin.found is not None
+    name = plugin.name
     text = without_name(text, "disable", name) if has_name(text, "disable", name) else text
     if "allow" in _table(text) and not has_name(text, "allow", name):
         text = with_name(text, "allow", name)
-    is_off = static_check(one.found).off_until_named or _is_left_to_names(text, one)
+    is_off = static_check(plugin.found).off_until_named or _is_left_to_names(text, plugin)
     if is_off and not has_name(text, "required", name):
         text = with_name(text, "required", name)
     return text
 
 
-def _is_left_to_names(text: str, one: Candidate) -> bool:
+def _is_left_to_names(text: str, plugin: Plugin) -> bool:
     """Whether the project's `autoload` leaves out plugins that nothing names."""
     autoload = _table(text).get("autoload", True)
-    return autoload is False or (autoload == "callbacks" and one.found.role == "algorithm")
+    return autoload is False or (autoload == "callbacks" and plugin.role == "algorithm")
 
 
-def _disabled(text: str, one: Candidate) -> str:
-    name = one.found.name
+def _disabled(text: str, plugin: Plugin) -> str:
+    name = plugin.name
     if has_name(text, "required", name):
         text = without_name(text, "required", name)
     return text if has_name(text, "disable", name) else with_name(text, "disable", name)

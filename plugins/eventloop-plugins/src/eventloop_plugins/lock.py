@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
+from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_lines
-from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError, UsageError
 from eventloop.plugin.lock_digests import NAME, lock_path, order_digest
 from eventloop_plugins.lock_text import check_lock, lock_text
-from eventloop_plugins.reading import dry_assembled
+from eventloop_plugins.reading import read_registry
 
 _CHECK = CommandOption("check", "", "compare with the lock instead of writing it; 1 if any differs")
 COMMAND = Command(
@@ -31,17 +31,17 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = dry_assembled(arguments, COMMAND)
-    if found.problems:
-        listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
+    _, registry = read_registry(arguments, COMMAND)
+    if registry.problems:
+        listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(registry.problems, 1))
         raise PluginError(f"what wouldn't run can't be locked\n{listed}")
-    path, assembly = lock_path(Path.cwd()), found.assembly
+    path = lock_path(Path.cwd())
     if "check" in arguments.given:
         _require_file(path)
-        check_lock(path, assembly)
+        check_lock(path, registry)
         done = "as locked"
     else:
-        text = lock_text(assembly.plugins, assembly.implementations)
+        text = lock_text(registry)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -51,9 +51,9 @@ def run(arguments: Arguments) -> int:
                 fix="move what has this name, or make its folder writable",
             ) from error
         done = "locked"
-    names = [one.name for one in assembly.plugins if one.found]
+    names = [plugin.name for plugin in registry.plugins if plugin.found]
     if "json" in arguments.given:
-        digest = order_digest(assembly.implementations)
+        digest = order_digest(registry.implementations, passed=False)
         write_json({"lock": str(path), "plugins": names, "order": digest})
     else:
         write_lines([f"{path}: {', '.join(names) or 'no plugins'}, {done}"])

@@ -1,11 +1,11 @@
-"""The text of `eventloop.lock`, and its comparison with what is installed."""
+"""The text of `eventloop.lock`, and its comparison with the plugins of a run."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,29 +17,35 @@ from eventloop.plugin.lock_digests import file_digests, is_editable, order_diges
 from eventloop.secret_values import shown_options
 
 if TYPE_CHECKING:
-    from eventloop.plugin.order import Ordered
-    from eventloop.plugin.owners import Assembly
     from eventloop.plugin.records import Found, Plugin
+    from eventloop.plugin.registry import Registry
 
 _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"
 
 
-def lock_text(plugins: Iterable[Plugin], implementations: Mapping[str, Ordered]) -> str:
-    """Returns the active plugins, their files, and a digest of their order, as TOML.
+def lock_text(registry: Registry) -> str:
+    """Returns the discovered plugins, their files, and a digest of their order, as TOML."""
+    return _HEAD + "".join(f"{line}\n" for line in _lines(lock_content(registry)))
+
+
+def lock_content(registry: Registry) -> dict[str, Any]:
+    """Returns the content of a lock; plugins passed in Python are left out."""
+    locked = [(plugin, plugin.found) for plugin in registry.plugins if plugin.found is not None]
+    locked.sort(key=lambda pair: fold(pair[0].name))
+    return {
+        "eventloop": importlib_metadata.version("torch-eventloop"),
+        "order": order_digest(registry.implementations, passed=False),
+        "plugins": [_entry(plugin, found) for plugin, found in locked],
+    }
+
+
+def check_lock(path: Path, registry: Registry, chosen: Collection[str] = ()) -> None:
+    """Compares the plugins of a run with the lock; does nothing without one.
 
     Args:
-        plugins: the active ones; those passed in Python are left out.
-        implementations: by hook.
-    """
-    core = importlib_metadata.version("torch-eventloop")
-    head = f'{_HEAD}eventloop = "{core}"\norder = "{order_digest(implementations)}"\n'
-    locked = [(one, one.found) for one in plugins if one.found is not None]
-    locked.sort(key=lambda one: fold(one[0].name))
-    return "\n".join([head, *(_table(plugin, found) for plugin, found in locked)])
-
-
-def check_lock(path: Path, assembly: Assembly) -> None:
-    """Compares the active plugins with the lock; does nothing without one.
+        chosen: the names of discovered plugins that the command would use. Those that the run is
+            without for a reason that no lock can know aren't compared: a run that is resumed began
+            without them, the task sets `autoload`, or it passes a plugin of this name.
 
     Raises:
         PluginError: they differ; the message has a diff from the lock to the environment.
@@ -47,12 +53,17 @@ def check_lock(path: Path, assembly: Assembly) -> None:
     if not path.is_file():
         return
     locked = _read(path)
-    actual = lock_text(assembly.plugins, assembly.implementations)
-    if _content(locked) != _content(actual):
+    actual = lock_content(registry)
+    if absent := _absent(registry, chosen):
+        locked = _without(locked, absent)
+        actual = _without(actual, absent)
+    locked_lines = list(_lines(locked))
+    actual_lines = list(_lines(actual))
+    if locked_lines != actual_lines:
         diff = difflib.unified_diff(
-            _content(locked), _content(actual), "locked", "installed", n=2, lineterm=""
+            locked_lines, actual_lines, "locked", "installed", n=2, lineterm=""
         )
-        files = ", ".join(_changes(tomllib.loads(locked), tomllib.loads(actual)))
+        files = ", ".join(_changes(locked, actual))
         changed: dict[str, Any] = {"changed": files} if files else {}
         raise PluginError(
             f"the plugins differ from what {path.name} says",
@@ -64,49 +75,86 @@ def check_lock(path: Path, assembly: Assembly) -> None:
         )
 
 
+def _absent(registry: Registry, chosen: Collection[str]) -> set[str]:
+    """Returns the folded names of chosen plugins that the task or a resumed run leaves out."""
+    active = {fold(plugin.name) for plugin in registry.plugins if plugin.found is not None}
+    dormant = {fold(plugin.name) for plugin in registry.off if plugin.stage == "dormant"}
+    return set(map(fold, chosen)) - active - dormant
+
+
+def _without(content: Mapping[str, Any], absent: Collection[str]) -> dict[str, Any]:
+    """Returns a lock without some plugins, and without the order, which is of all together."""
+    plugins = [entry for entry in _plugins(content) if fold(_name(entry)) not in absent]
+    return {"eventloop": content.get("eventloop"), "plugins": plugins}
+
+
 def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
     """Yields the changed files of plugins that are in both."""
-    before, now = (
-        {one.get("name"): one.get("files", {}) for one in each.get("plugins", ())}
-        for each in (locked, actual)
-    )
-    for name in before.keys() & now.keys():
-        files = before[name].items() ^ now[name].items()
-        yield from (f"{file} of {name}" for file in sorted({file for file, _ in files}))
+    locked_files = {_name(entry): entry.get("files", {}) for entry in _plugins(locked)}
+    for entry in _plugins(actual):
+        name = _name(entry)
+        if name in locked_files:
+            differing = locked_files[name].items() ^ entry.get("files", {}).items()
+            yield from (f"{file} of {name}" for file in sorted({file for file, _ in differing}))
 
 
-def _read(path: Path) -> str:
+def _plugins(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    plugins: list[dict[str, Any]] = content.get("plugins", [])
+    return plugins
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name", ""))
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        tomllib.loads(text)
-    except (OSError, ValueError) as error:  # what is not a text or no TOML
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        list(_lines(content))
+    # It isn't text or TOML, or has something else under `plugins`.
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise PluginError(
             f"{path.name} can't be read: {' '.join(str(error).split())}",
             lock=path,
             fix="write a new one with `eventloop plugins lock`, or ignore it once with "
             "`--unlocked`",
         ) from error
-    return text
+    return content
 
 
-def _table(plugin: Plugin, found: Found) -> str:
-    lines = [
-        "[[plugins]]",
-        f"name = {_toml(plugin.name)}",
-        f"role = {_toml(plugin.role)}",
-        f"distribution = {_toml(plugin.distribution or plugin.source)}",
-        f"version = {_toml(plugin.version)}",
-    ]
+def _entry(plugin: Plugin, found: Found) -> dict[str, Any]:
+    """Returns a plugin's table."""
+    entry: dict[str, Any] = {
+        "name": plugin.name,
+        "role": plugin.role,
+        "distribution": plugin.distribution or plugin.source,
+        "version": plugin.version,
+    }
     if is_editable(found):
-        lines.append("editable = true")
-    # TOML's bare keys are ASCII; Python's names needn't be.
-    keys = {name: name if name.isascii() else _toml(name) for name in sorted(plugin.options)}
-    values = shown_options(plugin.options)
-    options = [f"{key} = {_toml(values[name])}" for name, key in keys.items()]
-    files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(file_digests(found))]
-    for title, entries in (("options", options), ("files", files)):
-        lines += [f"[plugins.{title}]", *entries] if entries else []
-    return "\n".join(lines) + "\n"
+        entry["editable"] = True
+    options = dict(sorted(shown_options(plugin.options).items()))
+    files = dict(sorted(file_digests(found)))
+    return entry | {"options": options, "files": files}
+
+
+def _lines(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a lock as lines of TOML."""
+    for key, value in content.items():
+        if key != "plugins":
+            yield f"{key} = {_toml(value)}"
+    for entry in _plugins(content):
+        yield ""
+        yield "[[plugins]]"
+        for key, value in entry.items():
+            if not isinstance(value, dict):
+                yield f"{key} = {_toml(value)}"
+        for title, table in entry.items():
+            if isinstance(table, dict) and table:
+                yield f"[plugins.{title}]"
+                # TOML's bare keys are ASCII without dots; Python's names and files needn't be.
+                is_bare = title == "options"
+                for key, value in table.items():
+                    yield f"{key if is_bare and key.isascii() else _toml(key)} = {_toml(value)}"
 
 
 def _toml(value: object) -> str:
@@ -118,8 +166,3 @@ def _toml(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(str(value), ensure_ascii=False)
-
-
-def _content(text: str) -> list[str]:
-    """Returns the lines without comments and empty ones."""
-    return [line for line in text.splitlines() if line and not line.startswith("#")]

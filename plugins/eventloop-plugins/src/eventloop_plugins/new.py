@@ -10,13 +10,13 @@ from pathlib import Path
 
 import eventloop
 from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
+from eventloop.cli.command_registry import COMMANDS, run_command
 from eventloop.cli.printing import write_json, write_lines
-from eventloop.cli.registry import COMMANDS, run_command
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.fixes import published
 from eventloop.naming import camel, fold
-from eventloop.plugin.metadata import discover, extensions
+from eventloop.plugin.discover import discover, extensions
 from eventloop.plugin.name_problems import is_usable_name
 from eventloop.plugin.records import GROUP_OF
 

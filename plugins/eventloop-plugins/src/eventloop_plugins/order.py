@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command
+from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_lines, write_table
-from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
-from eventloop_plugins.reading import dry_assembled, refuse_choice, remarks
+from eventloop_plugins.reading import read_registry, refuse_choice, remarks
 
 if TYPE_CHECKING:
     from eventloop.hook_markers import Hook
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
 
 COMMAND = Command(
     "plugins order",
@@ -36,18 +36,18 @@ def main(argv: Sequence[str]) -> int:
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = dry_assembled(arguments, COMMAND)
-    assembly, name = found.assembly, arguments.task
-    if name and name not in assembly.hooks:
+    _, registry = read_registry(arguments, COMMAND)
+    name = arguments.task
+    if name and name not in registry.hooks:
         raise UsageError(
-            f"no hook is named {name!r}{assembly.hooks.hint(name)}",
+            f"no hook is named {name!r}{registry.hooks.hint(name)}",
             fix="list them with `eventloop plugins hooks`",
         )
-    hooks = [assembly.hooks[name]] if name else list(_implemented(assembly))
-    plans = [_plan(assembly, hook) for hook in hooks]
+    hooks = [registry.hooks[name]] if name else list(_implemented(registry))
+    plans = [_plan(registry, hook) for hook in hooks]
     if "json" in arguments.given:
         write_json(plans)
-        refuse_choice(found)
+        refuse_choice(registry)
         return 0
     rows = [row for plan in plans for row in _cells(plan)]
     if rows:
@@ -55,34 +55,34 @@ def run(arguments: Arguments) -> int:
     else:
         write_lines([f"no plugin implements {name}" if name else "no plugin implements a hook"])
     write_lines(f"remark: {remark}" for plan in plans for remark in plan["remarks"])
-    left_out = [row.found.name for row in found.rows if row.problems]
+    left_out = [plugin.name for plugin in registry.discovered if registry.problems_of(plugin)]
     if left_out:
         write_lines([f"with problems: {', '.join(left_out)}; see `eventloop plugins check`"])
-    refuse_choice(found)
+    refuse_choice(registry)
     return 0
 
 
-def _implemented(assembly: Assembly) -> Iterator[Hook]:
+def _implemented(registry: Registry) -> Iterator[Hook]:
     """Yields the hooks that a plugin, or the task by `owners`, implements."""
-    for name, hook in assembly.hooks.items():
-        if assembly.implementations[name].implementations:
+    for name, hook in registry.hooks.items():
+        if registry.implementations[name].implementations:
             yield hook
 
 
-def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
-    ordered = assembly.implementations[hook.name]
+def _plan(registry: Registry, hook: Hook) -> dict[str, Any]:
+    ordered = registry.implementations[hook.name]
     wrappers = [one for one in ordered.implementations if one.wrapper]
     plain = [one for one in ordered.implementations if not one.wrapper]
-    asked = list(assembly.asked(hook.name)) if hook.kind == "action" else plain
+    asked = list(registry.asked(hook.name)) if hook.kind == "action" else plain
     if hook.kind == "action":
         plain = list(order_of_owners(plain))
     calls = [
         _call(hook, ordered, [*wrappers, *plain], idx, is_asked=one.wrapper or one in asked)
         for idx, one in enumerate([*wrappers, *plain])
     ]
-    calls += [_loser(assembly, one, len(wrappers)) for one in assembly.losers.get(hook.name, ())]
+    calls += [_loser(registry, one, len(wrappers)) for one in registry.losers.get(hook.name, ())]
     plan: dict[str, Any] = {"hook": hook.name, "kind": hook.kind, "calls": calls}
-    plan["remarks"] = list(remarks(assembly, ordered))
+    plan["remarks"] = list(remarks(registry, ordered))
     if hook.kind == "action":
         is_owned = bool(asked) and not asked[-1].conditional
         without_owner = _NO_OWNER if hook.declared_by else _DEFAULT_OWNER
@@ -105,9 +105,9 @@ def _call(
     }
 
 
-def _loser(assembly: Assembly, one: Implementation, depth: int) -> dict[str, Any]:
+def _loser(registry: Registry, one: Implementation, depth: int) -> dict[str, Any]:
     """Returns the row of the plugin that would own an action if the user hadn't chosen another."""
-    chosen = assembly.rules.owners[one.hook.name].value
+    chosen = registry.rules.owners[one.hook.name].value
     return {
         "plugin": one.plugin.name,
         "role": one.plugin.role,

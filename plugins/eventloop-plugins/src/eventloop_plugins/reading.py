@@ -9,28 +9,28 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of, refuse_flags
+from eventloop.cli.command_registry import COMMANDS
 from eventloop.cli.printing import stdout_to_stderr
-from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.hook_markers import warnings_of
 from eventloop.naming import fold
-from eventloop.plugin.candidates import DryAssembly, dry_assemble
+from eventloop.plugin.assemble import assemble
+from eventloop.plugin.discover import extensions
 from eventloop.plugin.load import imported_callable
-from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
 from eventloop.plugin.order import Ordered
-from eventloop.plugin.owners import Assembly
 from eventloop.plugin.records import Found
+from eventloop.plugin.registry import Registry, found_subjects
 from eventloop.plugin.validate import unknown_edges
 
 # The names that the core's own have.
 _OWN = {"command": COMMANDS}
 
 
-def dry_assembled(arguments: Arguments, command: Command) -> tuple[Configuration, DryAssembly]:
-    """Loads and orders all plugins; their output goes to stderr.
+def read_registry(arguments: Arguments, command: Command) -> tuple[Configuration, Registry]:
+    """Builds and orders all plugins; their output goes to stderr.
 
     Raises:
         UsageError: a flag is neither a setting nor an option of a plugin.
@@ -38,23 +38,27 @@ def dry_assembled(arguments: Arguments, command: Command) -> tuple[Configuration
     refuse_flags(arguments, command, SETTING_NAMES)
     configuration = configuration_of(arguments)
     with stdout_to_stderr():
-        return configuration, dry_assemble(configuration)
+        return configuration, assemble(configuration)
 
 
-def refuse_choice(found: DryAssembly) -> None:
+def refuse_choice(registry: Registry) -> None:
     """Refuses a choice of unknown plugins, after everything else was printed.
 
     Raises:
         UsageError: the choice has a problem, not a plugin.
     """
-    of_plugins = {id(problem) for row in found.rows for problem in row.problems}
-    others = [one for one in found.problems if id(one) not in of_plugins]
-    raise_all([one for one in others if isinstance(one, UsageError)])
+    raise_all(
+        [
+            problem
+            for problem in registry.problems
+            if isinstance(problem, UsageError) and not found_subjects(problem)
+        ]
+    )
 
 
-def remarks(assembly: Assembly, ordered: Ordered) -> Iterator[str]:
+def remarks(registry: Registry, ordered: Ordered) -> Iterator[str]:
     """Yields remarks on a hook: unknown edges, deprecations, too wide a version range."""
-    known = [*assembly.installed, *(one.name for one in assembly.plugins)]
+    known = registry.names
     for one, name in unknown_edges(ordered, known):
         yield f"{one.origin}: an edge to {name}, which isn't installed"
     for one in ordered:

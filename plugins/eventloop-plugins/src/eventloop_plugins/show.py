@@ -5,31 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
+from eventloop.cli.arguments import JSON, Arguments, Command
+from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_lines, write_table, write_text
-from eventloop.cli.registry import run_command
 from eventloop.config.option_types import Value, flag
 from eventloop.errors import UsageError, closest, in_shell, text_of
 from eventloop.naming import fold
-from eventloop.plugin.candidates import select_all
-from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.metadata import extensions
+from eventloop.plugin.build import plugin_options
+from eventloop.plugin.discover import extensions
 from eventloop.plugin.records import Found
 from eventloop.safe_text import plain
 from eventloop.secret_values import shown
-from eventloop_plugins.check import measure_imports
+from eventloop_plugins.check import chosen_entries, measure_imports
 from eventloop_plugins.hooks import declared_by, implemented_by
 from eventloop_plugins.reading import (
     Extension,
-    dry_assembled,
     imported_extensions,
+    read_registry,
     refuse_choice,
 )
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
-    from eventloop.plugin.owners import Assembly
-    from eventloop.plugin.records import Candidate
+    from eventloop.plugin.records import Plugin
+    from eventloop.plugin.registry import Registry
 
 COMMAND = Command(
     "plugins show",
@@ -53,15 +52,15 @@ def run(arguments: Arguments) -> int:
             fix="list what is installed with `eventloop plugins`",
         )
     cost = _cost(arguments)
-    configuration, found = dry_assembled(arguments, COMMAND)
-    row = found.row(arguments.task)
-    added = next(imported_extensions(arguments.task), None) if row is None else None
-    if row is not None:
-        content = _content(row, found.assembly, configuration, cost)
+    configuration, registry = read_registry(arguments, COMMAND)
+    plugin = registry.find(arguments.task)
+    added = next(imported_extensions(arguments.task), None) if plugin is None else None
+    if plugin is not None:
+        content = _content(plugin, registry, configuration, cost)
     elif added is not None:
         content = _extension_content(added, cost)
     else:
-        names = [*(one.found.name for one in found.rows), *(one.name for one in extensions())]
+        names = [*registry.names, *(extension.name for extension in extensions())]
         raise UsageError(
             f"no plugin is named {arguments.task!r}{closest(arguments.task, sorted(names))}",
             fix="list what is installed with `eventloop plugins`",
@@ -70,40 +69,40 @@ def run(arguments: Arguments) -> int:
         write_json(content)
     else:
         _write(content)
-    refuse_choice(found)
+    refuse_choice(registry)
     return 0
 
 
 def _cost(arguments: Arguments) -> dict[str, Any]:
     """Measures the import of the named plugin, before it is imported here."""
-    selected, _ = select_all(configuration_of(arguments))
-    active = (one.found for one in selected if one.status == "active")
-    named = (one for one in [*active, *extensions()] if fold(one.name) == fold(arguments.task))
+    entries = [*chosen_entries(arguments), *extensions()]
+    named = [entry for entry in entries if fold(entry.name) == fold(arguments.task)]
     for measured in measure_imports(named).values():
         return {"import_s": measured.seconds, "imports_torch": measured.with_torch}
     return {}
 
 
 def _content(
-    row: Candidate, assembly: Assembly, configuration: Configuration, cost: dict[str, Any]
+    plugin: Plugin, registry: Registry, configuration: Configuration, cost: dict[str, Any]
 ) -> dict[str, Any]:
-    found = row.found
-    status = "problem" if row.problems else row.status
-    content = _origin(found, status, row.reason)
-    if row.target is not None:
+    assert plugin.found is not None
+    problems = registry.problems_of(plugin)
+    status = "problem" if problems else plugin.status
+    content = _origin(plugin.found, status, plugin.reason)
+    if plugin.imported is not None:
         content |= cost
-    content["options"] = list(_options(row, configuration.section(found.name)))
-    content["hooks"] = list(_hooks(row, assembly))
-    content["declares"] = list(_declares(row, assembly))
+    content["options"] = list(_options(plugin, configuration.section(plugin.name)))
+    content["hooks"] = list(_hooks(plugin, registry))
+    content["declares"] = list(_declares(plugin, registry))
     content["edges"] = sorted(
         {
             str(edge)
-            for ordered in assembly.implementations.values()
+            for ordered in registry.implementations.values()
             for edge in ordered.edges
-            if fold(found.name) in (edge.first, edge.then)
+            if fold(plugin.name) in (edge.first, edge.then)
         }
     )
-    content["problems"] = [*map(text_of, row.problems)]
+    content["problems"] = [*map(text_of, problems)]
     return content
 
 
@@ -128,16 +127,16 @@ def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
     }
 
 
-def _options(row: Candidate, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
+def _options(plugin: Plugin, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
     try:
-        options = plugin_options(row.target)
-    except Exception:  # noqa: BLE001 - is a problem of the row already
+        options = plugin_options(plugin.imported)
+    except Exception:  # noqa: BLE001 - is a problem of the plugin already
         return
     for key, option in options.items():
         unset = Value(None if option.required else option.default, "default")
         value = section.get(key, unset)
         yield {
-            "option": flag(option.name, row.found.name),
+            "option": flag(option.name, plugin.name),
             "type": option.type_name,
             "value": ""
             if option.required and key not in section
@@ -147,10 +146,10 @@ def _options(row: Candidate, section: dict[str, Value]) -> Iterator[dict[str, An
         }
 
 
-def _hooks(row: Candidate, assembly: Assembly) -> Iterator[dict[str, Any]]:
-    for name, ordered in assembly.implementations.items():
+def _hooks(plugin: Plugin, registry: Registry) -> Iterator[dict[str, Any]]:
+    for name, ordered in registry.implementations.items():
         for idx, one in enumerate(ordered.implementations, 1):
-            if one.plugin is row.plugin:
+            if one.plugin is plugin:
                 yield {
                     "hook": name,
                     "kind": one.hook.kind,
@@ -164,14 +163,14 @@ def _hooks(row: Candidate, assembly: Assembly) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _declares(row: Candidate, assembly: Assembly) -> Iterator[dict[str, Any]]:
-    for hook in assembly.hooks.values():
-        if row.found.name in hook.declared_by:
+def _declares(plugin: Plugin, registry: Registry) -> Iterator[dict[str, Any]]:
+    for hook in registry.hooks.values():
+        if plugin.name in hook.declared_by:
             yield {
                 "hook": hook.name,
                 "kind": hook.kind,
                 "per": hook.per,
-                "implemented by": implemented_by(hook, assembly),
+                "implemented by": implemented_by(hook, registry),
                 "what it does": hook.doc.partition("\n")[0],
             }
 

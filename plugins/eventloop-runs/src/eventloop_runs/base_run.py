@@ -23,10 +23,10 @@ from eventloop.commands import (
 )
 
 if TYPE_CHECKING:
-    from eventloop.commands import Candidate, Job
+    from eventloop.commands import Job, Plugin
 
 
-def fit_argv(arguments: Arguments, *, without: Iterable[Candidate] = ()) -> list[str]:
+def fit_argv(arguments: Arguments, *, without: Iterable[Plugin] = ()) -> list[str]:
     """Returns the command line of a run: the command's arguments as arguments of `fit`.
 
     Folder, result, and what differs from run to run are for the command to add; of a setting the
@@ -36,7 +36,7 @@ def fit_argv(arguments: Arguments, *, without: Iterable[Candidate] = ()) -> list
         without: plugins that take no part in the run; what was said of them is left out.
     """
     gone = [*without]
-    silent = {fold(one.found.name) for one in gone}
+    silent = {fold(one.name) for one in gone}
     # A lock is of all plugins together.
     argv = ["fit", arguments.task, "--unlocked"]
     for option in (CommandOption("config", "FILE", ""), *FIT_OPTIONS):
@@ -54,7 +54,7 @@ def fit_argv(arguments: Arguments, *, without: Iterable[Candidate] = ()) -> list
 def describe(
     job: Job,
     arguments: Arguments,
-    plugins: Iterable[Candidate],
+    plugins: Iterable[Plugin],
     *,
     apart_from: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def describe(
         "command": {fold(one.name): arguments.given.get(fold(one.name)) for one in FIT_OPTIONS},
         "plugins": [
             {
-                "name": one.found.name,
-                "role": one.found.role,
-                "version": one.found.version,
+                "name": one.name,
+                "role": one.role,
+                "version": one.version,
                 "options": json_value(shown_options(job.plugin_options(one))),
             }
             for one in plugins
@@ -128,13 +128,12 @@ def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
     return max(1, cores // max(1, each * ranks)), None
 
 
-def _choice(arguments: Arguments, gone: Collection[Candidate]) -> Iterator[str]:
+def _choice(arguments: Arguments, gone: Collection[Plugin]) -> Iterator[str]:
     """Yields the `-p` of a run: those of the command line, and what switches the others off."""
     choice = arguments.choice
-    found = [one.found for one in gone]
-    names = {fold(one.name) for one in found}
-    files = {one.entry_point.value for one in found if one.by_flag}
+    names = {fold(plugin.name) for plugin in gone}
+    files = {plugin.source for plugin in gone if plugin.by_flag}
     yield from (f"-p{name}" for name in choice.insist if fold(name) not in names)
     yield from (f"-p{file}" for file in choice.files if file not in files)
     yield from (f"-pno:{name}" for name in choice.off)
-    yield from (f"-pno:{one.name}" for one in found if not one.by_flag)
+    yield from (f"-pno:{plugin.name}" for plugin in gone if not plugin.by_flag)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop import EventloopError, ResumeError
-from eventloop.commands import Candidates, CommandOption, counted, file_digests
+from eventloop.commands import CommandOption, Discovery, counted, file_digests
 from eventloop_runs.runs_folder import Outcome, R, RunsFolder
 
 if TYPE_CHECKING:
@@ -131,8 +131,9 @@ class PinnedCode:
         folders = [Path(one or ".") for one in sys.path]
         state = tuple((one, one.stat().st_mtime_ns) for one in folders if one.exists())
         if state != self._is_of:
-            selected = Candidates(self._job.configuration).selected(self._job.configuration)
-            self._plugins = tuple(one.found for one in selected if one.status == "active")
+            configuration = self._job.configuration
+            plugins = Discovery(configuration).chosen(configuration)
+            self._plugins = tuple(plugin.found for plugin in plugins if plugin.stage == "chosen")
             names = {one.metadata["Name"] for one in importlib.metadata.distributions()}
             self._versions = {}
             for name in names:

@@ -79,7 +79,7 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(state.device),
         "stop_reason": state.stop_reason,
         "algorithms": [one.name for one in trainer.plugins if one.role == "algorithm"],
-        "off": {one.found.name: one.reason for one in trainer.off},
+        "off": {plugin.name: plugin.reason for plugin in trainer.off},
     }
 
 

@@ -137,8 +137,8 @@ class Sweep:
         """Returns the command line that trains with some values, as it would be typed."""
         chosen = [value for name, value in values.items() if name.startswith("-p ")]
         off = self.switched_off(values)
-        gone = [one for one in self.job.plugins if fold(one.found.name) in off]
-        names = {fold(one.found.name) for one in gone}
+        gone = [one for one in self.job.plugins if fold(one.name) in off]
+        names = {fold(one.name) for one in gone}
         argv = fit_argv(self.arguments, without=gone)
         argv += [f"-p{one}" for one in chosen if fold(one.removeprefix("no:")) not in names]
         argv += [

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from eventloop.distributed import rank_variables
 from eventloop.errors import CheckpointError, EventloopError, notes_of, text_of
-from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.metadata import discover
+from eventloop.plugin.build import plugin_options
+from eventloop.plugin.discover import discover
 from eventloop_testing.case import (
     Case,
     ExpectedError,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import vocabulary
-from eventloop.cli import registry
+from eventloop.cli import command_registry
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 RUN = "def run(argv):\n    print(argv)\n    return 3\n"
@@ -178,7 +178,7 @@ def test_a_command_of_another_trainer_is_named(word, here, run, clean):
         assert ran.status == 2
         expected = f"there is no command {typed!r}; here it is `eventloop {here}`\n"
         assert ran.err.startswith(f"UsageError: {expected}")
-    assert here.split()[0] in {*registry.COMMANDS, *registry.PACKAGES}
+    assert here.split()[0] in {*command_registry.COMMANDS, *command_registry.PACKAGES}
 
 
 def test_a_subcommand_of_plugins_is_no_command_by_itself(run, clean):

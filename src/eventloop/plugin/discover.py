@@ -1,4 +1,4 @@
-"""Reads the metadata of installed packages, as far as possible."""
+"""Step 1, discover: reads the metadata of installed packages, as far as possible."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from importlib_metadata import Distribution, EntryPoint
 from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.fixes import pip
 from eventloop.naming import fold
-from eventloop.plugin.load import found_local
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
 
 if TYPE_CHECKING:
     from eventloop.config.plugin_flags import Local
-    from eventloop.plugin.records import Candidate
+    from eventloop.plugin.records import Plugin
 
 # Neither goes back and forth in a long line: what follows is taken apart without a pattern.
 _NEEDS = re.compile(
@@ -180,9 +179,11 @@ def discover(
     points, unreadable = installed or installed_entry_points()
     problems = [*unreadable]
     found = [_found(point, GROUPS[point.group]) for point in points if point.group in GROUPS]
-    for one in local:
+    for named in local:
+        from eventloop.plugin.local_plugins import found_local  # reads sources: most runs needn't
+
         try:
-            found.append(found_local(one))
+            found.append(found_local(named))
         except EventloopError as error:
             problems.append(error)
     return tuple(sorted(found, key=_key)), problems
@@ -223,16 +224,16 @@ def _key(found: Found) -> tuple[str, ...]:
     )
 
 
-def shadowed(selected: Iterable[Candidate]) -> Iterator[PluginError]:
+def shadowed(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
     """Finds active plugins whose distribution is installed in more than one version.
 
     The metadata of one and the code of another may be used: after an incomplete removal, or with a
     folder on PYTHONPATH.
     """
-    active: dict[str, list[Candidate]] = {}
-    for one in selected:
-        if one.status == "active" and one.found.distribution:
-            active.setdefault(one.found.distribution, []).append(one)
+    active: dict[str, list[Plugin]] = {}
+    for plugin in plugins:
+        if plugin.stage != "off" and plugin.distribution:
+            active.setdefault(plugin.distribution, []).append(plugin)
     repeated = _repeated() if active else ()
     for distribution, group in active.items():
         if canonical(distribution) not in repeated:
@@ -247,8 +248,8 @@ def shadowed(selected: Iterable[Candidate]) -> Iterator[PluginError]:
             yield PluginError(
                 f"{distribution} is installed in {len(folders)} versions, of which one hides the "
                 f"others: {', '.join(listed)}",
-                subjects=[one.found for one in group],
-                plugin=", ".join(one.found.origin for one in group),
+                subjects=group,
+                plugin=", ".join(plugin.origin for plugin in group),
                 fix=f"{pip('uninstall', distribution)} until none is left, and install it once",
             )
 

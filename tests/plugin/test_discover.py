@@ -13,8 +13,8 @@ import importlib_metadata
 import pytest
 
 from eventloop.config.plugin_flags import Choice
-from eventloop.plugin.metadata import discover, extensions
-from eventloop.plugin.select import select
+from eventloop.plugin.choose import choose
+from eventloop.plugin.discover import discover, extensions
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_order_never_depends_on_discovery(entry_points):
         orders.add(
             tuple(
                 one.found.name
-                for one in select(discover(installed=(entry_points, []))[0], Choice())
+                for one in choose(discover(installed=(entry_points, []))[0], Choice())
             )
         )
 

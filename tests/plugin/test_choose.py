@@ -7,8 +7,8 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Choice, Reason
 from eventloop.errors import UsageError, raise_all
+from eventloop.plugin.choose import choose, problems_of, relation_problems
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import problems_of, relation_problems, select
 
 
 def found(name: str, distribution: str = "", version: str = "1.0") -> Found:
@@ -20,11 +20,11 @@ MIXUP, EMA = found("mixup"), found("Weight-EMA")
 
 
 def statuses(choice: Choice) -> list[tuple[str, str]]:
-    return [(one.status, one.reason) for one in select([MIXUP, EMA], choice)]
+    return [(one.status, one.reason) for one in choose([MIXUP, EMA], choice)]
 
 
 def refuse(plugins: list[Found], choice: Choice) -> None:
-    raise_all(problems_of(select(plugins, choice), choice))
+    raise_all(problems_of(choose(plugins, choice), choice))
 
 
 def test_installed_means_active():
@@ -52,7 +52,7 @@ def test_plugins_that_watch_can_be_loaded_alone():
     watch = Found("watch", "callback", point, "eventloop-watch", "1.0")
     choice = Choice(insist=("mixup",), autoload="callbacks", autoload_reason="a bridge")
 
-    actual = [(one.status, one.reason) for one in select([MIXUP, EMA, watch], choice)]
+    actual = [(one.status, one.reason) for one in choose([MIXUP, EMA, watch], choice)]
 
     assert actual == [("active", "-p mixup"), ("off", "a bridge"), ("active", "")]
 
@@ -82,7 +82,7 @@ def test_two_distributions_with_one_name_may_be_off():
     """The way out that the message names must be one."""
     twins = [found("mixup", "one"), found("mixup", "two")]
 
-    selected = select(twins, Choice.parse(["no:mixup"]))
+    selected = choose(twins, Choice.parse(["no:mixup"]))
 
     assert [one.status for one in selected] == ["off", "off"]
 
@@ -93,7 +93,7 @@ def test_a_run_in_progress_judges_reasons_by_kind(kind):
     then = Reason("not part of this run's subject", kind)
     choice = Choice(begun_with=frozenset(), off_then={"mixup": then})
 
-    (one,) = select([MIXUP], choice)
+    (one,) = choose([MIXUP], choice)
 
     prefix = "" if kind == "run" else "not part of this run: off when it began, "
     remembered = "run" if kind == "run" else "unsuitable"

@@ -18,8 +18,9 @@ from eventloop import Trainer, TrainerBuilder, hookimpl
 from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.errors import PluginError, SettingError
-from eventloop.plugin.manager import assemble, handed_over
-from eventloop.plugin.records import Found
+from eventloop.plugin.assemble import assemble
+from eventloop.plugin.passed import accept, passed_plugins
+from eventloop.plugin.records import Found, Plugin
 
 HEARS = """
 import builtins
@@ -71,13 +72,17 @@ def assembled(plugin):
     """Assembles what is handed over, and nothing that is installed, with a task and a core."""
 
     def assembled(*algorithms, task=None, callbacks=(), **choice):
-        return assemble(
+        registry = assemble(
             Configuration(choice=Choice(**{"autoload": False, "autoload_reason": "test"} | choice)),
             task=task or plugin("task", "task"),
             core=[plugin("core", "core", forward=lambda state: "core's")],
-            algorithms=algorithms,
-            callbacks=callbacks,
+            passed=[
+                *passed_plugins(algorithms, "algorithm", []),
+                *passed_plugins(callbacks, "callback", []),
+            ],
         )
+        registry.raise_problems()
+        return registry
 
     return assembled
 
@@ -97,7 +102,7 @@ def assembled(plugin):
 )
 def test_an_object_is_named_by_its_name_or_its_class(target, name):
     """In kebab-case, as entry points are by convention."""
-    (made,) = handed_over([target], "callback", [])
+    (made,) = passed_plugins([target], "callback", [])
 
     assert (made.name, made.role, made.target) == (name, "callback", target)
     assert made.origin == f"{name} (Trainer(callbacks=...))"
@@ -112,7 +117,7 @@ def test_an_object_has_the_name_of_its_entry_point(monkeypatch, value):
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Named.__module__])
 
     found = [installed_as("other", "not.imported:Named"), installed_as("jsonl", value)]
-    (made,) = handed_over([Named()], "callback", found)
+    (made,) = passed_plugins([Named()], "callback", found)
 
     assert (made.name, made.origin) == ("jsonl", "jsonl (eventloop-jsonl 2.1)")
 
@@ -120,9 +125,19 @@ def test_an_object_has_the_name_of_its_entry_point(monkeypatch, value):
 @pytest.mark.parametrize("value", ["", "not a name", ":", "os:", "os:nothing.here"])
 def test_an_entry_point_that_names_nothing_is_nobodys(value):
     """A broken package that is switched off mustn't break others."""
-    (made,) = handed_over([Watch()], "callback", [installed_as("broken", value)])
+    (made,) = passed_plugins([Watch()], "callback", [installed_as("broken", value)])
 
     assert made.name == "watch"
+
+
+def test_what_is_handed_over_in_python_obeys_the_site(read_configuration):
+    """A project's rules are about what is installed; a site's are about what runs."""
+    plugins = [Plugin("mixup", "callback", Watch(), source="Trainer(callbacks=...)")]
+
+    (problem,) = accept(plugins, read_configuration(site='disable = ["mixup"]'))[1]
+
+    assert "mixup was handed over, but the site switches it off" in str(problem)
+    assert accept(plugins, read_configuration('disable = ["mixup"]')) == (plugins, [])
 
 
 def test_a_class_is_no_plugin(assembled):
@@ -254,13 +269,7 @@ def test_two_installed_owners_are_told_with_distribution_and_flag(install, plugi
     choice = Choice(insist=("aa-test", "bb-test"), autoload=False, autoload_reason="test")
 
     with pytest.raises(PluginError) as caught:
-        assemble(
-            Configuration(choice=choice),
-            task=plugin("task", "task"),
-            core=[],
-            algorithms=[],
-            callbacks=[],
-        )
+        assemble(Configuration(choice=choice), task=plugin("task", "task")).raise_problems()
 
     assert "aa-test (eventloop-aa-test 1.0) and bb-test (eventloop-bb-test 1.0)" in str(
         caught.value

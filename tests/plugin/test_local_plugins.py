@@ -12,12 +12,14 @@ import pytest
 from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Choice, Local
+from eventloop.config.value_sources import Layer
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
-from eventloop.plugin.candidates import Candidates
-from eventloop.plugin.configure import configure
-from eventloop.plugin.load import found_local, load
-from eventloop.plugin.metadata import discover
-from eventloop.plugin.select import problems_of, select
+from eventloop.plugin.assemble import Discovery
+from eventloop.plugin.build import build
+from eventloop.plugin.choose import choose, problems_of
+from eventloop.plugin.discover import discover
+from eventloop.plugin.load import imported
+from eventloop.plugin.local_plugins import found_local
 
 WATCH = """
 import sys
@@ -61,17 +63,18 @@ def test_it_is_loaded_and_built_with_its_options(watch):
     choice = Choice.parse(["./watch.py:Watch"])
     found = [one for one in discover(map(Local, choice.files))[0] if one.path]
 
-    loaded = load(*select(found, choice), {})
-    plugin = configure(loaded.found, loaded.target, {"x": Value("3", "flag")})
+    configuration = Configuration((Layer("flag", {"watch.x": Value("3", "flag")}),), choice)
+    (chosen,) = choose(found, choice)
+    plugin = build(dataclasses.replace(chosen, imported=imported(chosen.found)), configuration)
 
     assert (plugin.name, plugin.target.x, plugin.source) == ("watch", 3, "./watch.py:Watch")
 
 
 def test_a_file_alone_is_a_module(watch):
     """As an entry point may name one."""
-    loaded = load(*select([found_local(Local("watch.py"))], Choice()), {})
+    module = imported(found_local(Local("watch.py")))
 
-    assert loaded.target.Watch.__name__ == "Watch"
+    assert module.Watch.__name__ == "Watch"
     assert "watch" not in sys.modules
 
 
@@ -79,7 +82,7 @@ def test_it_takes_the_place_of_the_installed_one_and_says_so(install, watch):
     """Who works on a plugin has the old one installed."""
     install("watch")
     choice = Choice.parse(["./watch.py:Watch"])
-    selected = select(discover(map(Local, choice.files))[0], choice)
+    selected = choose(discover(map(Local, choice.files))[0], choice)
 
     reasons = {one.found.origin: one.reason for one in selected if one.found.name == "watch"}
 
@@ -93,7 +96,7 @@ def test_two_files_may_not_have_one_name(watch):
     found = [found_local(Local("watch.py:Watch")), found_local(Local("more.py:Watch"))]
 
     with pytest.raises(PluginError, match="2 plugins are named 'watch'"):
-        raise_all(problems_of(select(found, Choice()), Choice()))
+        raise_all(problems_of(choose(found, Choice()), Choice()))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +128,11 @@ def test_a_file_that_raises_names_the_flag(watch):
     """Its author is at hand, and it can't be uninstalled."""
     (watch / "watch.py").write_text("class Watch: pass\n1 / 0")
 
-    (problem,) = load(*select([found_local(Local("watch.py:Watch"))], Choice()), {}).problems
+    with pytest.raises(PluginError) as caught:
+        imported(found_local(Local("watch.py:Watch")))
 
-    assert "fix the error, or leave `-p watch.py:Watch` out" in str(problem)
-    assert "pip" not in str(problem)
+    assert "fix the error, or leave `-p watch.py:Watch` out" in str(caught.value)
+    assert "pip" not in str(caught.value)
 
 
 def test_it_was_asked_for(watch):
@@ -172,7 +176,7 @@ def chosen(*flags, autoload=True, directory=None, config_file=None):
     configuration = Configuration.read(
         choice=choice, directory=directory, config_file=config_file, environ={}
     )
-    selected = Candidates(configuration).selected(configuration)
+    selected = Discovery(configuration).chosen(configuration)
     return {
         (one.found.name, one.found.entry_point.value): (one.found.role, one.status, one.reason)
         for one in selected
@@ -235,12 +239,12 @@ def test_a_module_is_imported_from_the_folder_of_the_file(project, tmp_path):
     """It needn't be installed, nor the working directory the project's."""
     (project / "package" / "__init__.py").write_text("")
     configuration = Configuration.read(environ={})
-    (found,) = [one for one in Candidates(configuration).found if one.name == "from-inner"]
+    (found,) = [one for one in Discovery(configuration).found if one.name == "from-inner"]
     os.chdir(tmp_path)
 
-    loaded = load(*select([found], Choice()), {})
+    target = imported(found)
 
-    assert loaded.target.__name__ == "Hidden"
+    assert target.__name__ == "Hidden"
 
 
 @pytest.mark.parametrize(
@@ -259,9 +263,9 @@ def test_what_is_not_there_is_a_problem_and_not_the_end(project, label, message)
     """The list says so, and goes on to the others."""
     (project / "pyproject.toml").write_text(f"[tool.eventloop]\nplugins = ['{label}']\n")
 
-    candidates = Candidates(Configuration.read(environ={}))
+    discovery = Discovery(Configuration.read(environ={}))
 
-    (problem,) = [one for one in candidates.unreadable if label in str(one)]
+    (problem,) = [one for one in discovery.unreadable if label in str(one)]
     assert re.search(message, str(problem))
     assert problem.fix
 

@@ -8,8 +8,8 @@ from eventloop import __version__
 from eventloop.config.plugin_flags import Choice
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import PluginError, raise_all
-from eventloop.plugin.metadata import discover
-from eventloop.plugin.select import problems_of, select
+from eventloop.plugin.choose import choose, problems_of
+from eventloop.plugin.discover import discover
 
 NEXT = "torch-eventloop>=99.1"
 
@@ -41,7 +41,7 @@ def test_a_plugin_for_another_version_is_off_with_the_reason(found, line, needs)
     """It would fail where it meets what isn't there, or do what was meant otherwise."""
     plugin = found(line)
 
-    (one,) = select([plugin], Choice())
+    (one,) = choose([plugin], Choice())
 
     assert plugin.needs == needs
     assert (one.status, one.kind) == ("off", "version")
@@ -62,7 +62,7 @@ def test_a_plugin_for_another_version_is_off_with_the_reason(found, line, needs)
 )
 def test_a_plugin_for_this_version_takes_part(found, line):
     """Extras and other distributions say nothing of it."""
-    (one,) = select([found(line)], Choice())
+    (one,) = choose([found(line)], Choice())
 
     assert one.status == "active"
 
@@ -80,7 +80,7 @@ def test_a_plugin_for_this_version_takes_part(found, line):
 )
 def test_one_that_is_asked_for_is_an_error_with_the_line_to_paste(found, choice, rules, message):
     """Who insists on it must know that it can't be had."""
-    selected = select([found(f"Requires-Dist: {NEXT}")], choice, rules)
+    selected = choose([found(f"Requires-Dist: {NEXT}")], choice, rules)
 
     with pytest.raises(PluginError, match=message) as caught:
         raise_all(problems_of(selected, choice, rules))

@@ -1,4 +1,4 @@
-"""Step 2, select: decides which of the discovered plugins are active; finds unmet requirements and conflicts."""
+"""Step 2, choose: decides which of the discovered plugins take part; finds unmet requirements and conflicts."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from eventloop.errors import EventloopError, PluginError, SettingError, UsageErr
 from eventloop.fixes import install, pip, shell, switch_off, use_without_plugin
 from eventloop.naming import camel, fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
-from eventloop.plugin.records import Candidate, Found, Plugin
-from eventloop.plugin.static_check import foreign_hooks
+from eventloop.plugin.records import Found, Plugin
 
 
-def select(
+def choose(
     found: Sequence[Found], choice: Choice, rules: Rules | None = None
-) -> tuple[Candidate, ...]:
-    """Decides for every discovered plugin whether it is active, even with problems in the choice.
+) -> tuple[Plugin, ...]:
+    """Decides for every discovered plugin whether it takes part, even with problems in the choice.
 
     Args:
         rules: of the configuration; none by default.
+
+    Returns:
+        The plugins, chosen or off; those whose name can't be used have failed.
     """
     rules = rules or Rules()
-    local = sorted((one for one in found if one.local), key=lambda one: one.by_flag)
-    files = {fold(one.name): one for one in local}  # what a flag names is stronger
-    return tuple(_decide(one, choice, rules, files.get(fold(one.name)), found) for one in found)
+    local = sorted((entry for entry in found if entry.local), key=lambda entry: entry.by_flag)
+    files = {fold(entry.name): entry for entry in local}  # what a flag names is stronger
+    plugins = [_decide(entry, choice, rules, files.get(fold(entry.name)), found) for entry in found]
+    unusable = name_problems(plugin for plugin in plugins if plugin.stage == "chosen")
+    return tuple(
+        plugin.failed(unusable[plugin.found]) if plugin.found in unusable else plugin
+        for plugin in plugins
+    )
 
 
 def problems_of(
-    selected: Sequence[Candidate],
+    plugins: Sequence[Plugin],
     choice: Choice,
     rules: Rules | None = None,
     passed: Collection[str] | None = (),
@@ -44,17 +51,17 @@ def problems_of(
     """
     rules = rules or Rules()
     return [
-        *_unknown_choices(selected, choice, passed),
-        *_unknown_names(rules, [*(one.found.name for one in selected), *(passed or ())]),
-        *dict.fromkeys(name_problems(selected).values()),
-        *rule_problems(selected, choice, rules, passed or ()),
+        *_unknown_choices(plugins, choice, passed),
+        *_unknown_names(rules, [*(plugin.name for plugin in plugins), *(passed or ())]),
+        *dict.fromkeys(plugin.failure for plugin in plugins if plugin.failure is not None),
+        *rule_problems(plugins, choice, rules, passed or ()),
     ]
 
 
 def _unknown_choices(
-    selected: Sequence[Candidate], choice: Choice, passed: Collection[str] | None
+    plugins: Sequence[Plugin], choice: Choice, passed: Collection[str] | None
 ) -> Iterator[UsageError]:
-    names = sorted([*(one.found.name for one in selected), *(passed or ())])
+    names = sorted([*(plugin.name for plugin in plugins), *(passed or ())])
     known = set(map(fold, names))
     # What a task brings can be switched off; before it is built, that isn't known.
     judged = sorted(choice.insist) + (sorted(choice.off) if passed is not None else [])
@@ -65,12 +72,11 @@ def _unknown_choices(
                 fix = f"for a class in the file write {shell('-p', f'./{name}.py:{camel(name)}')}"
             yield UsageError(f"no plugin is named {name!r}{closest(name, names)}", fix=fix)
     off = {fold(name): name for name in choice.off}
-    for one in selected:
-        if one.found.by_flag and fold(one.found.name) in off:
+    for plugin in plugins:
+        if plugin.by_flag and fold(plugin.name) in off:
             yield UsageError(
-                f"-p {one.found.entry_point.value} and -p no:{off[fold(one.found.name)]} "
-                "contradict each other",
-                subjects=[one.found],
+                f"-p {plugin.source} and -p no:{off[fold(plugin.name)]} contradict each other",
+                subjects=[plugin],
                 fix="leave one of them out",
             )
 
@@ -95,50 +101,45 @@ def _unknown_names(rules: Rules, installed: Collection[str]) -> Iterator[Setting
             )
 
 
-def object_problems(plugins: Iterable[Plugin], rules: Rules) -> Iterator[PluginError]:
-    """Finds plugins passed in Python that the site forbids."""
-    for plugin in plugins:
-        if reason := ban(plugin.name, rules, by_site=True):
-            yield PluginError(
-                f"{plugin.name} was handed over, but the site switches it off: {reason.text}",
-                subjects=[plugin],
-                plugin=plugin.origin,
-                fix="leave it out; what the site says can't be overruled",
-            )
-
-
 def rule_problems(
-    selected: Sequence[Candidate], choice: Choice, rules: Rules, passed: Collection[str] = ()
+    plugins: Sequence[Plugin], choice: Choice, rules: Rules, passed: Collection[str] = ()
 ) -> Iterator[PluginError]:
     """Finds required plugins that are missing, and requested ones that the site forbids."""
     for required in rules.required:
-        having = [one for one in selected if fold(one.found.name) == fold(required.name)]
-        active = [one for one in having if one.status == "active"]
-        if not having and fold(required.name) in map(fold, passed):
+        of_name = [plugin for plugin in plugins if fold(plugin.name) == fold(required.name)]
+        active = [plugin for plugin in of_name if plugin.stage != "off"]
+        if not of_name and fold(required.name) in map(fold, passed):
             continue
-        if not having:
-            yield _missing(required, [one.found.name for one in selected])
+        if not of_name:
+            yield _missing(required, [plugin.name for plugin in plugins])
         elif not active:
-            yield having[0].found.problem(
-                f"{required.name} is required, but off: " + having[0].reason,
-                having[0].fix + f", or take {required.name} out of required",
+            yield _refused(
+                of_name[0],
+                f"{required.name} is required, but off: " + of_name[0].reason,
+                of_name[0].undo + f", or take {required.name} out of required",
                 source=required.source,
             )
-        for one in active:
-            is_known = one.found.path is not None or one.found.version != ""
-            if is_known and not required.accepts(one.found.version):
-                yield _wrong_version(required, one.found)
-    for one in selected:
-        name = one.found.name
-        asked = fold(name) in map(fold, choice.insist) or one.found.by_flag
-        if one.status == "off" and asked and one.kind == "version":
-            yield one.found.problem(f"{name} was asked for, but " + one.reason, one.fix)
-        if one.status == "off" and asked and one.kind == "site":
-            way_out = one.found.way_out if one.found.by_flag else f"leave {shell('-p', name)} out"
-            yield one.found.problem(
-                f"{name} was asked for, but the site switches it off: " + one.reason,
+        for plugin in active:
+            assert plugin.found is not None
+            is_known = plugin.found.path is not None or plugin.version != ""
+            if is_known and not required.accepts(plugin.version):
+                yield _wrong_version(required, plugin.found)
+    for plugin in plugins:
+        name = plugin.name
+        is_requested = fold(name) in map(fold, choice.insist) or plugin.by_flag
+        if plugin.stage == "off" and is_requested and plugin.kind == "version":
+            yield _refused(plugin, f"{name} was asked for, but " + plugin.reason, plugin.undo)
+        if plugin.stage == "off" and is_requested and plugin.kind == "site":
+            way_out = plugin.way_out if plugin.by_flag else f"leave {shell('-p', name)} out"
+            yield _refused(
+                plugin,
+                f"{name} was asked for, but the site switches it off: " + plugin.reason,
                 way_out + "; what the site says can't be overruled",
             )
+
+
+def _refused(plugin: Plugin, what: str, fix: str, **at: str) -> PluginError:
+    return PluginError(what, subjects=[plugin], plugin=plugin.origin, **at, fix=fix)
 
 
 def ban(name: str, rules: Rules, *, by_site: bool = False) -> Reason | None:
@@ -165,35 +166,36 @@ def is_switched_off(name: str, choice: Choice) -> bool:
 
 def _decide(
     found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
-) -> Candidate:
+) -> Plugin:
     """Decides for one plugin; the strongest rule comes first."""
     if reason := ban(found.name, rules, by_site=True):
-        return Candidate(found, "off", *reason)
+        return Plugin.of(found, "off", reason)
     if found.by_flag:
-        return Candidate(found, "active", f"-p {found.entry_point.value}", "flag")
+        return Plugin.of(found, reason=Reason(f"-p {found.entry_point.value}", "flag"))
     if is_switched_off(found.name, choice):
         typed = next(name for name in choice.off if fold(name) == fold(found.name))
-        return Candidate(found, "off", *_by_flag(f"-p no:{typed}"))
+        return Plugin.of(found, "off", _by_flag(f"-p no:{typed}"))
     if from_file is not None and from_file is not found and from_file.local is not None:
         taken = f"{from_file.local} takes its place"
-        return Candidate(found, "off", taken, "flag", from_file.way_out)
+        return Plugin.of(found, "off", Reason(taken, "flag", from_file.way_out))
     banned = ban(found.name, rules)
     if not is_in_range(__version__, found.needs):
-        return Candidate(found, "off", *_by_version(found, all_found))
+        return Plugin.of(found, "off", _by_version(found, all_found))
     if fold(found.name) in map(fold, choice.insist):
         is_due_to_it = banned or choice.autoload is not True
-        return Candidate(found, "active", *(_by_flag(f"-p {found.name}") if is_due_to_it else ()))
+        return Plugin.of(found, reason=_by_flag(f"-p {found.name}") if is_due_to_it else Reason(""))
     if reason := banned or choice.stays_out(found):
-        return Candidate(found, "off", *reason)
+        return Plugin.of(found, "off", reason)
     if choice.autoload is True or choice.autoload == found.role + "s":
-        return Candidate(found, "active")
+        return Plugin.of(found)
     if reason := rules.requires(found.name):
-        return Candidate(found, "active", *reason)
-    way_in = _by_flag(choice.autoload_reason)._replace(kind="autoload")
-    return Candidate(found, "off", *way_in)
+        return Plugin.of(found, reason=reason)
+    return Plugin.of(found, "off", _by_flag(choice.autoload_reason)._replace(kind="autoload"))
 
 
 def _by_version(found: Found, all_found: Iterable[Found]) -> Reason:
+    from eventloop.plugin.static_check import foreign_hooks  # reads sources: a run needn't
+
     core = f"torch-eventloop{found.needs}"
     fix = f"{pip('install', core)}, or {pip('install -U', found.distribution)}"
     names = " and ".join(foreign_hooks(found, all_found))
@@ -233,10 +235,10 @@ def _wrong_version(required: Requirement, found: Found) -> PluginError:
     )
 
 
-def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> Iterator[PluginError]:
+def relation_problems(plugins: Sequence[Plugin], off: Sequence[Plugin]) -> Iterator[PluginError]:
     """Finds plugins that require an inactive plugin, or conflict with an active one."""
     active = {fold(one.name): one for one in plugins if one.role != "core"}
-    reasons = {fold(one.found.name): one.reason for one in off}
+    reasons = {fold(plugin.name): plugin.reason for plugin in off}
     for plugin in plugins:
         for name, versions in map(_parsed, plugin.facts.requires):
             other, reason = active.get(fold(name)), reasons.get(fold(name))

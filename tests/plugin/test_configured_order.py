@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.declared_hooks import HOOKS
-from eventloop.plugin.order_rules import edges_of, order_problems
-from eventloop.plugin.owners import Assembly
+from eventloop.plugin.configured_order import edges_of, order_problems
+from eventloop.plugin.records import Plugin
+from eventloop.plugin.registry import Registry
+
+INSTALLED = (Plugin("ema", "algorithm", stage="off"), Plugin("mixup", "algorithm", stage="off"))
 
 
 def edges(configuration: Configuration, hook: str) -> list[tuple[str, str]]:
@@ -42,7 +44,7 @@ def test_an_order_of_what_does_not_exist_is_a_problem(read_configuration):
     """A misspelt hook or plugin would leave the order as it was."""
     rules = read_configuration('order = {before_foward = ["ema"], all = ["ema", "mixpu"]}').rules
 
-    first, second = order_problems(Assembly((), (), HOOKS, {}, rules, ("ema", "mixup")))
+    first, second = order_problems(Registry(INSTALLED, rules=rules))
 
     assert "no hook has this name; the closest is 'before_forward'" in str(first)
     assert "order.all names 'mixpu'" in str(second)
@@ -54,7 +56,7 @@ def test_a_sites_order_may_name_what_is_not_installed(read_configuration):
     site = 'order = {before_foward = ["ema"], all = ["ema", "mixpu"]}'
     rules = read_configuration(site=site).rules
 
-    (problem,) = order_problems(Assembly((), (), HOOKS, {}, rules, ("ema", "mixup")))
+    (problem,) = order_problems(Registry(INSTALLED, rules=rules))
 
     assert "order names 'before_foward', but no hook has this name" in str(problem)
 

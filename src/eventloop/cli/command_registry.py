@@ -111,7 +111,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 
 def help_lines() -> Iterator[str]:
     """Describes all commands, one line each; those of packages by their metadata's summary."""
-    from eventloop.plugin.metadata import summary_of
+    from eventloop.plugin.discover import summary_of
     from eventloop.safe_text import one_line
 
     described = dict(COMMANDS)
@@ -131,7 +131,7 @@ def help_lines() -> Iterator[str]:
 
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     """Returns the commands that packages add, and their problems."""
-    from eventloop.plugin.metadata import extensions  # reads metadata: `eventloop fit` needn't
+    from eventloop.plugin.discover import extensions  # reads metadata: `eventloop fit` needn't
     from eventloop.plugin.name_problems import extension_problems
 
     found = extensions(COMMAND_GROUP)

@@ -13,7 +13,7 @@ from eventloop.naming import fold
 
 if TYPE_CHECKING:
     from eventloop.config.plugin_rules import Rules
-    from eventloop.plugin.owners import Assembly
+    from eventloop.plugin.registry import Registry
 
 EVERY_HOOK = "all"
 
@@ -46,11 +46,11 @@ def edges_of(rules: Rules, hook: str, closes: str | None = None) -> tuple[Edge, 
     return tuple(edges)
 
 
-def order_problems(assembly: Assembly) -> Iterator[PluginError]:
+def order_problems(registry: Registry) -> Iterator[PluginError]:
     """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call."""
-    hooks, plugins, idle = assembly.hooks, assembly.installed, assembly.idle
+    hooks, plugins, idle = registry.hooks, registry.names, registry.idle
     known = {fold(name) for name in plugins}
-    for order in assembly.rules.orders:
+    for order in registry.rules.orders:
         for hook, value in order.items():
             if hook != EVERY_HOOK and not hooks.knows(hook):
                 yield PluginError(
@@ -58,7 +58,7 @@ def order_problems(assembly: Assembly) -> Iterator[PluginError]:
                     source=value.source,
                     fix="fix the name; list the hooks with `eventloop plugins hooks`",
                 )
-            named = value.value if value.source != assembly.rules.site else ()
+            named = value.value if value.source != registry.rules.site else ()
             for name in named:
                 is_known = fold(name) in known
                 if is_known and fold(name) not in idle(hook):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from importlib_metadata import EntryPoint
 
+from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Value
+from eventloop.config.plugin_flags import Choice
+from eventloop.config.value_sources import Layer
 from eventloop.errors import PluginError, SettingError
-from eventloop.plugin.configure import configure, dormant_reason, plugin_options
-from eventloop.plugin.records import Found
+from eventloop.plugin.build import build, dormancy, plugin_options
+from eventloop.plugin.records import Found, Plugin
 
 POINT = EntryPoint("mixup", "module:Mixup", "eventloop.algorithms")
 FOUND = Found("mixup", "algorithm", POINT, "eventloop-mixup", "0.1.0")
@@ -35,13 +39,26 @@ class Distill:
         pass
 
 
-def values(**options: object) -> dict[str, Value]:
-    return {name: Value(value, "run.yaml") for name, value in options.items()}
+def configuration(**options: object) -> Configuration:
+    values = {f"mixup.{name}": Value(value, "run.yaml") for name, value in options.items()}
+    return Configuration((Layer("file", values),))
+
+
+def loaded(target: object) -> Plugin:
+    return replace(Plugin.of(FOUND), imported=target, stage="loaded")
+
+
+def built(target: object, **options: object) -> Plugin:
+    return build(loaded(target), configuration(**options))
+
+
+def waits_for(target: object, **options: object) -> str:
+    return dormancy(loaded(target), configuration(**options))
 
 
 def test_a_class_is_built_with_the_options_that_were_set():
     """The record keeps those alone: the header shows what differs from the default."""
-    plugin = configure(FOUND, Mixup, values(alpha="0.2"))
+    plugin = built(Mixup, alpha="0.2")
 
     assert isinstance(plugin.target, Mixup)
     assert plugin.target.alpha == 0.2
@@ -57,39 +74,30 @@ def test_options_are_known_without_building():
 def test_an_instance_or_a_module_stands_for_itself():
     """An entry point may name either."""
     for target in (Mixup(), math):
-        assert configure(FOUND, target, {}).target is target
+        assert built(target).target is target
         assert plugin_options(target) == {}
 
 
 def test_an_option_of_the_wrong_type_is_refused_with_plugin_and_source():
     """It may stand in any of five places, in the name of any plugin."""
     with pytest.raises(SettingError) as caught:
-        configure(FOUND, Mixup, values(alpha="x"))
+        built(Mixup, alpha="x")
 
     for part in ("mixup.alpha: 'x' isn't of type float", "eventloop-mixup 0.1.0", "run.yaml"):
         assert part in str(caught.value)
     assert "`--mixup.alpha 0.4`" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("target", "message"), [(Mixup, "'alhpa'; the closest is 'alpha'"), (Mixup(), "no options")]
-)
-def test_an_option_that_does_not_exist_is_refused(target, message):
-    """It would have no effect."""
-    with pytest.raises(SettingError, match=message):
-        configure(FOUND, target, values(alhpa=1))
-
-
 def test_an_option_without_a_default_must_be_set():
     """The message says with which flag."""
     with pytest.raises(PluginError, match=r"`--mixup\.teacher STR`"):
-        configure(FOUND, Distill, {})
+        built(Distill)
 
 
 def test_a_constructor_that_raises_is_told_with_its_cause():
     """The cause is the author's, the options are the user's."""
     with pytest.raises(PluginError, match="ValueError: alpha is negative") as caught:
-        configure(FOUND, Mixup, values(alpha=-1.0))
+        built(Mixup, alpha=-1.0)
 
     assert "Mixup(alpha=-1.0)" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
@@ -97,9 +105,9 @@ def test_a_constructor_that_raises_is_told_with_its_cause():
 
 def test_a_plugin_sleeps_until_its_needed_option_is_given():
     """Installed means active, but nobody can guess a teacher."""
-    assert dormant_reason(FOUND, Distill, {}) == "waiting for --mixup.teacher"
-    assert dormant_reason(FOUND, Distill, values(teacher="resnet")) is None
-    assert dormant_reason(FOUND, Mixup, {}) is None
+    assert waits_for(Distill) == "waiting for --mixup.teacher"
+    assert waits_for(Distill, teacher="resnet") == ""
+    assert waits_for(Mixup) == ""
 
 
 def test_one_of_several_options_wakes_a_plugin():
@@ -111,6 +119,15 @@ def test_one_of_several_options_wakes_a_plugin():
         def __init__(self, *, algorithms: str = "", save_to: str = "", other: int = 0) -> None: ...
 
     reason = "waiting for --mixup.algorithms or --mixup.save-to"
-    assert dormant_reason(FOUND, Bridge, {}) == reason
-    assert dormant_reason(FOUND, Bridge, values(other=1)) == reason
-    assert dormant_reason(FOUND, Bridge, values(save_to="x")) is None
+    assert waits_for(Bridge) == reason
+    assert waits_for(Bridge, other=1) == reason
+    assert waits_for(Bridge, save_to="x") == ""
+
+
+def test_a_plugin_that_is_requested_by_name_does_not_wait():
+    """It is an error that the option is missing, and not a reason to train without it."""
+    insists = replace(configuration(), choice=Choice(insist=("mixup",)))
+
+    assert dormancy(loaded(Distill), insists) == ""
+    with pytest.raises(PluginError, match="needs its option 'teacher'"):
+        build(loaded(Distill), insists)

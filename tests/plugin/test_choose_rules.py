@@ -8,8 +8,8 @@ from importlib_metadata import EntryPoint
 from eventloop.config.plugin_flags import Choice
 from eventloop.config.unknown_names import unknown_keys
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
-from eventloop.plugin.records import Found, Plugin
-from eventloop.plugin.select import object_problems, problems_of, select
+from eventloop.plugin.choose import choose, problems_of
+from eventloop.plugin.records import Found
 
 
 def found(name: str, version: str = "1.0") -> Found:
@@ -33,7 +33,7 @@ def statuses(read_configuration):
 
 
 def chosen(found, choice, rules):
-    selected = select(found, choice, rules)
+    selected = choose(found, choice, rules)
     raise_all(problems_of(selected, choice, rules))
     return selected
 
@@ -176,13 +176,3 @@ def test_a_flag_can_not_name_a_rule(read_configuration):
 def test_names_are_folded(statuses):
     """As everywhere."""
     assert statuses('disable = ["MIXUP"]')["mixup"].startswith("disable")
-
-
-def test_what_is_handed_over_in_python_obeys_the_site(read_configuration):
-    """A project's rules are about what is installed; a site's are about what runs."""
-    plugins = [Plugin("mixup", "algorithm", object(), source="Trainer(algorithms=...)")]
-
-    (problem,) = object_problems(plugins, read_configuration(site='disable = ["mixup"]').rules)
-
-    assert "mixup was handed over, but the site switches it off" in str(problem)
-    assert not list(object_problems(plugins, read_configuration('disable = ["mixup"]').rules))

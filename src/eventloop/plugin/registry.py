@@ -1,0 +1,286 @@
+"""The registry: each plugin with its stage and reason, the order of their calls, the owners of actions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pluggy
+
+from eventloop.config.plugin_rules import Rules
+from eventloop.errors import EventloopError, PluginError, closest, raise_all
+from eventloop.hook_markers import PROJECT
+from eventloop.naming import fold
+from eventloop.plugin.choose import relation_problems
+from eventloop.plugin.configured_order import edges_of, order_problems
+from eventloop.plugin.declared_hooks import HOOKS, HookTable, hooks_of
+from eventloop.plugin.name_problems import clashing_names
+from eventloop.plugin.order import (
+    Implementation,
+    Ordered,
+    edges_that_cannot_hold,
+    order,
+    order_of_owners,
+)
+from eventloop.plugin.owners import Decision, choose_owners, several_owners, undecided
+from eventloop.plugin.records import Found, Plugin
+from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
+
+_RANKS = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The plugins of a run or of a command, built once and never changed.
+
+    Args:
+        records: every plugin with the stage that it has reached: the active ones, those that are
+            off or have failed, the task and the core.
+        hooks: all hooks by name, including those that plugins declare.
+        implementations: for every hook, in order.
+        rules: of the configuration, on order and owners.
+        losers: for each action, the owner if the user hadn't chosen another.
+        problems: each problem with the choice of plugins, with plugins, and with their order.
+    """
+
+    records: tuple[Plugin, ...] = ()
+    hooks: HookTable = field(default_factory=lambda: HOOKS)
+    implementations: Mapping[str, Ordered] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
+    losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
+    problems: tuple[EventloopError, ...] = ()
+
+    @functools.cached_property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The active plugins in order of role and name, with the task and the core."""
+        return tuple(active_of(self.records))
+
+    @functools.cached_property
+    def off(self) -> tuple[Plugin, ...]:
+        """The plugins that are off or dormant, each with the reason."""
+        return tuple(off_of(self.records))
+
+    @property
+    def discovered(self) -> list[Plugin]:
+        """The plugins of packages and files, in order of name."""
+        return [plugin for plugin in self.records if plugin.found is not None]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all plugins, active or not, without the task's and the core's."""
+        return names_of(self.records)
+
+    def find(self, name: str) -> Plugin | None:
+        """Returns the discovered plugin with a name; the active one if there are several."""
+        named = [plugin for plugin in self.discovered if fold(plugin.name) == fold(name)]
+        named.sort(key=lambda plugin: plugin.stage != "active")
+        return named[0] if named else None
+
+    def problems_of(self, plugin: Plugin) -> list[EventloopError]:
+        """Returns the problems with a plugin; its own failure comes first."""
+        problems = [one for one in self.problems if plugin.found in found_subjects(one)]
+        if plugin.failure is not None:
+            problems.insert(0, plugin.failure)
+        return list(dict.fromkeys(problems))
+
+    def explain(self, plugin: Plugin) -> tuple[str, str]:
+        """Returns whether a plugin takes part, as "active", "off" or "problem", and the reason."""
+        if problems := self.problems_of(plugin):
+            return "problem", problems[0].what
+        return plugin.status, plugin.reason
+
+    def raise_problems(self) -> None:
+        """Raises all problems in one message, if there are any."""
+        raise_all(self.problems)
+
+    def without(self, reasons: Mapping[str, str]) -> Registry:
+        """Returns the registry with some discovered plugins off.
+
+        Args:
+            reasons: why, by folded name.
+
+        Raises:
+            PluginError: another plugin requires one of them.
+        """
+        records = [
+            dataclasses.replace(plugin, stage="off", reason=reasons[fold(plugin.name)], kind="task")
+            if fold(plugin.name) in reasons and plugin.stage == "active"
+            else plugin
+            for plugin in self.records
+        ]
+        smaller = arrange(records, self.rules)
+        smaller.raise_problems()
+        return smaller
+
+    def owner(self, action: str) -> Plugin:
+        """Returns the owner of an action.
+
+        Raises:
+            PluginError: it has no implementation, or there is no such action.
+        """
+        if action not in self.implementations or self.hooks[action].kind != "action":
+            actions = [name for name, hook in self.hooks.items() if hook.kind == "action"]
+            raise PluginError(
+                f"no action is named {action!r}{closest(action, actions)}",
+                fix="list the hooks with `eventloop plugins hooks`",
+            )
+        asked = self.asked(action)
+        if not asked:
+            raise PluginError(
+                f"action {action} has no implementation",
+                fix=f"implement {action} in the task or in an algorithm",
+            )
+        return asked[-1].plugin
+
+    def asked(self, action: str) -> tuple[Implementation, ...]:
+        """Returns an action's implementations in calling order: conditional, then the owner's."""
+        ordered = self.implementations[action]
+        plain = order_of_owners(one for one in ordered if not one.wrapper)
+        idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
+        return plain[: next(idxs, len(plain)) + 1]
+
+    @property
+    def exporting(self) -> list[str]:
+        """The folded names of plugins that export other weights than the model's."""
+        return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether a plugin or the task evaluates by itself, with or without eval data.
+
+        It does if it owns `evaluate`, or implements an event of evaluation for more than watching.
+        """
+        if self.owner("evaluate").role != "core":
+            return True
+        return any(
+            not one.plugin.facts.needs_eval_data
+            for name, hook in self.hooks.items()
+            if hook.kind == "event" and hook.per in ("eval", "eval batch")
+            for one in self.implementations[name]
+            if one.plugin.role != "core"
+        )
+
+    def idle(self, hook: str) -> set[str]:
+        """Returns the folded names of plugins without a hook and without its closing event."""
+        if hook not in self.hooks:
+            return set()
+        called = [hook, *(one.name for one in self.hooks.values() if one.closes == hook)]
+        busy = {fold(one.plugin.name) for name in called for one in self.implementations[name]}
+        return {fold(plugin.name) for plugin in self.plugins} - busy
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yields the actions in which a plugin replaces the task, or the user chose the owner."""
+        for name, hook in self.hooks.items():
+            if hook.kind != "action":
+                continue
+            losers = [one.plugin for one in self.losers.get(name, ())]
+            claims = [*losers]
+            for one in self.implementations[name].implementations:
+                if one.plugin.role != "core" and not one.wrapper and not one.conditional:
+                    claims.append(one.plugin)
+            if not claims:
+                continue
+            owner = self.owner(name)
+            if others := [one for one in claims if one is not owner]:
+                others.sort(key=lambda one: (one.role == "task", fold(one.name)))
+                yield Decision(name, owner, tuple(others), bool(losers))
+
+
+def arrange(records: Sequence[Plugin], rules: Rules | None = None) -> Registry:
+    """Validates the active plugins and orders their implementations.
+
+    Args:
+        rules: of the configuration.
+
+    Returns:
+        The registry of the valid ones, with every problem.
+    """
+    rules = rules or Rules()
+    plugins = active_of(records)
+    off = off_of(records)
+    names = names_of(records)
+    problems = [*clashing_names(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
+    hooks, clashes = hooks_of(plugins, off)
+    by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
+    for plugin in plugins:
+        found, misfits = implementations(plugin, hooks)
+        problems += [*misfits, *unknown_names(found, names)]
+        for one in found:
+            by_hook[one.hook.name].append(one)
+    losers, misfits = choose_owners(by_hook, rules, hooks)
+    problems += [*clashes, *misfits, *several_owners(by_hook)]
+
+    active = {fold(one.name) for one in plugins if one.role in ("algorithm", "callback")}
+    ordered = {}
+    for name, hook in hooks.items():
+        if any(one.before or one.after for one in by_hook[name]):
+            closing = [each.name for each in hooks.values() if each.closes == name]
+            closers = [one for each in closing for one in by_hook[each]]
+            problems += edges_that_cannot_hold(by_hook[name], closers, active)
+        own = by_hook[name]
+        if len(own) < 2:
+            ordered[name] = order(own)
+            continue
+        opener = by_hook.get(hook.closes or "", [])
+        opener_edges = edges_of(rules, hook.closes) if hook.closes else ()
+        edges = edges_of(rules, name, hook.closes)
+        try:
+            ordered[name] = order(own, edges, opener, opener_edges)
+        except PluginError as error:
+            problems.append(error)
+            ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
+    problems += undecided(ordered)
+    registry = Registry(tuple(records), hooks, ordered, rules, losers)
+    return dataclasses.replace(registry, problems=(*problems, *order_problems(registry)))
+
+
+def active_of(records: Iterable[Plugin]) -> list[Plugin]:
+    """Returns the active plugins in order of role and name."""
+    active = [plugin for plugin in records if plugin.stage == "active"]
+    return sorted(active, key=lambda plugin: (_RANKS[plugin.role], fold(plugin.name)))
+
+
+def off_of(records: Iterable[Plugin]) -> list[Plugin]:
+    """Returns the plugins that are off or dormant."""
+    return [plugin for plugin in records if plugin.stage in ("off", "dormant")]
+
+
+def names_of(records: Iterable[Plugin]) -> tuple[str, ...]:
+    """Returns the names of plugins, without the task's and the core's."""
+    return tuple(plugin.name for plugin in records if plugin.role not in ("task", "core"))
+
+
+def found_subjects(problem: EventloopError) -> list[Found]:
+    """Returns the discovered plugins that a problem is about."""
+    subjects = []
+    for subject in problem.subjects:
+        found = subject if isinstance(subject, Found) else getattr(subject, "found", None)
+        if found is not None:
+            subjects.append(found)
+    return subjects
+
+
+def refused_by_pluggy(registry: Registry) -> list[PluginError]:
+    """Has pluggy check every plugin but the core's against every hook.
+
+    Implementations of deprecated hooks cause their warnings here. Plugins with other problems are
+    skipped.
+    """
+    wrong = [subject for problem in registry.problems for subject in problem.subjects]
+    wrong += [found for problem in registry.problems for found in found_subjects(problem)]
+    refused = []
+    manager = pluggy.PluginManager(PROJECT)
+    specs = {name: staticmethod(hook.spec) for name, hook in registry.hooks.items() if hook.spec}
+    manager.add_hookspecs(type("Hooks", (), specs))
+    for plugin in registry.plugins:
+        is_wrong = any(subject is plugin or subject is plugin.found for subject in wrong)
+        if plugin.role == "core" or is_wrong:
+            continue
+        try:
+            manager.register(plugin.target, plugin.name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            what = f"pluggy refuses {plugin.name!r}: {error}"
+            refused.append(plugin.problem(what, "fix it"))
+    return refused
