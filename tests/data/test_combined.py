@@ -204,7 +204,7 @@ def test_the_comparison_sees_a_turn_that_is_lost():
 
     def forget(state):
         position = state["position"]
-        position["parts"]["1"] = {**position["parts"]["1"], "num_in_turn": 0}
+        position["parts"]["1"] = {**position["parts"]["1"], "num_in_pass": 0}
         return state
 
     kind = LOADERS["cycled, longer"]

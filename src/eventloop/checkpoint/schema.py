@@ -218,19 +218,20 @@ POSITION = keys(
         "start": optional(SAMPLING),
         "check": optional(COUNT),
         "now": SAMPLING,
-        "turns": keys(seeds_once=BOOL, has_begun=BOOL),
+        "passes": keys(seeds_once=BOOL, has_begun=BOOL),
         "data": OBJECTS,
         "num_workers": COUNT,
         "is_exhausted": BOOL,
         "parts": by_name(_position),
-        "turn": SINCE,
-        "num_in_turn": optional(COUNT),
-        "turned": _position,
+        "pass": SINCE,
+        "num_in_pass": optional(COUNT),
+        "repeated": _position,
     }
 )
 _AHEAD = keys(peeked=each(anything), of_source=each(anything))
 FEED = keys(
-    {"num_padding": COUNT, "ahead": optional(_AHEAD)},
+    num_padding=COUNT,
+    ahead=optional(_AHEAD),
     kind=STR,
     used=BOOL,
     under_way=BOOL,

@@ -93,8 +93,12 @@ class Feed:
             TaskError: it has no batch, so that epochs would pass, or never end, without training.
         """
         self._loader.set_epoch(epoch)
-        self._iterator, self._peeked, self.num_taken = self._source.batches(epoch), [], 0
-        self._epoch, self.used, self._num_own = epoch, True, 0
+        self._iterator = self._source.batches(epoch)
+        self._peeked = []
+        self.num_taken = 0
+        self._num_own = 0
+        self._epoch = epoch
+        self.used = True
         self._learn_lengths()  # a sampler, or other ranks before, may have made another number
         if not self._has_own():
             raise no_batch_in_epoch(self._loader, epoch)
@@ -161,7 +165,10 @@ class Feed:
 
     def end_epoch(self) -> None:
         """Ends the epoch, and drops the rest of it."""
-        self._iterator, self._peeked, self._first, self._latest = None, [], None, None
+        self._iterator = None
+        self._peeked = []
+        self._first = None
+        self._latest = None
         self._is_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,12 +202,15 @@ class Feed:
         """
         self._require_kind(state)
         under_way = state["under_way"]
-        self.used, self._epoch = state["used"], state["epoch"]
+        self.used = state["used"]
+        self._epoch = state["epoch"]
         if self._other_ranks(state) and not self._source.suits_any_ranks:
             return  # between epochs: every rank starts the next one
-        self._is_loaded, self.num_taken = under_way, state["num_taken"]
-        self._first, self._num_own = state["first"], self.num_taken - state.get("num_padding", 0)
-        self._loaded_ahead = state.get("ahead")
+        self._is_loaded = under_way
+        self.num_taken = state["num_taken"]
+        self._num_own = self.num_taken - state["num_padding"]
+        self._first = state["first"]
+        self._loaded_ahead = state["ahead"]
         if self.used:  # else the first epoch hasn't been told, and will be as it starts
             self._loader.set_epoch(self._epoch)
         with kept_generators():
@@ -240,7 +250,8 @@ class Feed:
     def _rest(self) -> Iterator[Any]:
         """Returns an iterator over the rest of the loaded epoch."""
         assert self._is_loaded
-        ahead, self._loaded_ahead = self._loaded_ahead, None
+        ahead = self._loaded_ahead
+        self._loaded_ahead = None
         self._peeked = [] if ahead is None else list(ahead["peeked"])
         rest = self._source.batches(self._epoch, self._num_own + len(self._peeked))
         if ahead is not None:
@@ -275,7 +286,8 @@ class Feed:
         with kept_generators():
             position = self._source.state_dict(self._num_own)
             self._source.load_state_dict(position, self._epoch, self._num_own)
-            self._iterator, self._is_loaded = None, True
+            self._iterator = None
+            self._is_loaded = True
 
     def _learn_lengths(self) -> None:
         self._own_length = self._source.num_batches

@@ -104,11 +104,11 @@ class IterableSource(Source):
             "num_workers": self._num_workers,
             "start": None if num_taken is None else self._order.start,
             "now": self._state.state_dict(with_global=False),
-            "turns": self._passes.state_dict(),
+            "passes": self._passes.state_dict(),
         }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        self._passes.load_state_dict(state["turns"])
+        self._passes.load_state_dict(state["passes"])
         if num_taken is None:
             self._state.load_state_dict(state["now"])
             return

@@ -133,12 +133,12 @@ class MapStyleSource(Source):
             "start": None if num_taken is None else self.order.start,
             "check": None if num_taken is None else self.order.checksum(self._own(num_taken)),
             "now": self.order.state.state_dict(with_global=False),
-            "turns": self._passes.state_dict(),
+            "passes": self._passes.state_dict(),
             "data": self._data.state_dict(),
         }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        self._passes.load_state_dict(state["turns"])
+        self._passes.load_state_dict(state["passes"])
         self._keep_step_size(state)
         if num_taken is not None:
             self._require_same(state)

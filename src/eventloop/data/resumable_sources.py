@@ -143,7 +143,8 @@ class StatefulSource(Source):
             with kept_generators():
                 iterator = _begun(iter(self._dataloader))
         else:
-            self._has_begun, self._num_yielded = True, 0
+            self._has_begun = True
+            self._num_yielded = 0
             saved = KeptGenerators()
             iterator = iter(self._dataloader)
             if self._loaded is not None:
@@ -176,10 +177,12 @@ class StatefulSource(Source):
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
         if state["dataloader"] is not None:
             self._dataloader.load_state_dict(state["dataloader"])
-            self._has_begun, self._loaded = True, state
+            self._has_begun = True
+            self._loaded = state
         # Behind the last batch litdata's would begin the next epoch, as the rest of this one.
         at_end = num_taken is not None and num_taken == length_hint(self._dataloader, -1)
-        self._is_exhausted, self._num_yielded = state["is_exhausted"] or at_end, num_taken or 0
+        self._is_exhausted = state["is_exhausted"] or at_end
+        self._num_yielded = num_taken or 0
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         self._is_exhausted = False
@@ -187,7 +190,8 @@ class StatefulSource(Source):
             self._loaded = None
             self._num_yielded += 1
             yield batch
-        self._loaded, self._is_exhausted = None, True
+        self._loaded = None
+        self._is_exhausted = True
 
 
 class _RestoreSeeds(TorchFunctionMode):
@@ -286,17 +290,20 @@ class CycledSource(Source):
         num_peeked = 0 if num_taken is None else max(0, self._num_in_epoch - num_taken)
         num_in_pass = self._num_in_pass - num_peeked if self._pass >= 0 else None
         return {
-            "turn": self._pass,
-            "num_in_turn": num_in_pass,
-            "turned": self._source.state_dict(num_in_pass),
+            "pass": self._pass,
+            "num_in_pass": num_in_pass,
+            "repeated": self._source.state_dict(num_in_pass),
         }
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        self._pass, num_in_pass = state["turn"], state["num_in_turn"]
-        self._num_in_pass, self._num_in_epoch = num_in_pass or 0, num_taken or 0
-        self._iterator, self._is_loaded = None, num_in_pass is not None
+        num_in_pass = state["num_in_pass"]
+        self._pass = state["pass"]
+        self._num_in_pass = num_in_pass or 0
+        self._num_in_epoch = num_taken or 0
+        self._iterator = None
+        self._is_loaded = num_in_pass is not None
         self._repeated.set_epoch(max(0, self._pass))
-        self._source.load_state_dict(state["turned"], max(0, self._pass), num_in_pass)
+        self._source.load_state_dict(state["repeated"], max(0, self._pass), num_in_pass)
 
     def _endless(self) -> Iterator[Any]:
         while True:
