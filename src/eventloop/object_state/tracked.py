@@ -197,8 +197,8 @@ class TrackedObjects:
                 location.delete()
         if misfits:
             warnings.warn(
-                "the checkpoint has values that don't fit the objects of this run, which stay as they "
-                f"were built: {first_of(misfits)}. If you have changed the task or its data on purpose, "
+                "the checkpoint has values that don't fit the objects of this run, and that stay as "
+                f"they are built: {first_of(misfits)}. If you have changed the task or its data on purpose, "
                 "the run continues with these; otherwise resume it with the task and the versions of "
                 "packages that wrote the checkpoint, or start a new run in another run_dir",
                 stacklevel=2,
@@ -406,7 +406,7 @@ class TrackedObjects:
     def _misfit(self, path: str, nest: Encoded, target: Any) -> str | None:
         """Returns why an object can't take saved contents; None if it can."""
         if target is None or (path not in self._contents and not is_generator(target)):
-            return "doesn't exist"
+            return "isn't there"
         if not has_identity(target):
             return f"is {a(full_name(type(target)))}"
         shape = nest.get("built_shape")
@@ -421,7 +421,7 @@ class TrackedObjects:
         for path, nest in values.items():
             location = locations.get(path) or self._new_location(path)
             if location is None:
-                yield f"{path} doesn't exist"
+                yield f"{path} isn't there"
                 continue
             value = decoder.decode(nest, location.value)
             if location.namespace is None or not _is_replaceable(location.value, value):
