@@ -15,7 +15,7 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.option_types import Option, Value, typed
 from eventloop.config.settings import convert_setting, setting_options
 from eventloop.config.unknown_names import unknown_keys
-from eventloop.errors import EventloopError, UsageError, closest, raise_all
+from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.assemble import Discovery, assemble
 from eventloop.plugin.build import build, call, plugin_options, typed_options
@@ -142,7 +142,7 @@ def _plugins(
                 options[plugin.name] = list(plugin_options(plugin.imported))
         for plugin in () if is_wrong else awake:
             typed_options(plugin, configuration)
-    except EventloopError:  # `assemble` meets it again, and collects it with all others
+    except Exception:  # noqa: BLE001 - `assemble` meets it again, and tells of it
         is_wrong = True
     if is_wrong:
         assemble(configuration, discovery, passed=None).raise_problems()

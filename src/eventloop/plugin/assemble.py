@@ -258,12 +258,8 @@ def _arranged(records: Sequence[Plugin], rules: Rules) -> Registry:
             raise
     # Which plugin it was shows when each is arranged without the others.
     remaining = [_inspected(plugin) for plugin in records]
+    failures = [plugin.failure for plugin in remaining if plugin.failure is not None]
     registry = arrange(remaining, rules)
-    failures = [
-        after.failure
-        for plugin, after in zip(records, remaining, strict=True)
-        if after.failure is not plugin.failure and after.failure is not None
-    ]
     return dataclasses.replace(registry, problems=(*failures, *registry.problems))
 
 

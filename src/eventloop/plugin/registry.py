@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pluggy
@@ -55,22 +55,23 @@ class Registry:
     @functools.cached_property
     def plugins(self) -> tuple[Plugin, ...]:
         """The active plugins in order of role and name, with the task and the core."""
-        return tuple(active_of(self.records))
+        active = (plugin for plugin in self.records if plugin.stage == "active")
+        return tuple(sorted(active, key=lambda plugin: (_RANKS[plugin.role], fold(plugin.name))))
 
     @functools.cached_property
     def off(self) -> tuple[Plugin, ...]:
         """The plugins that are off or dormant, each with the reason."""
-        return tuple(off_of(self.records))
+        return tuple(plugin for plugin in self.records if plugin.stage in ("off", "dormant"))
 
     @property
     def discovered(self) -> list[Plugin]:
         """The plugins of packages and files, in order of name."""
         return [plugin for plugin in self.records if plugin.found is not None]
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The names of all plugins, active or not, without the task's and the core's."""
-        return names_of(self.records)
+        return tuple(plugin.name for plugin in self.records if plugin.role not in ("task", "core"))
 
     def find(self, name: str) -> Plugin | None:
         """Returns the discovered plugin with a name; the active one if there are several."""
@@ -197,16 +198,19 @@ def arrange(records: Sequence[Plugin], rules: Rules | None = None) -> Registry:
     Returns:
         The registry of the valid ones, with every problem.
     """
-    rules = rules or Rules()
-    plugins = active_of(records)
-    off = off_of(records)
-    names = names_of(records)
-    problems = [*clashing_names(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
-    hooks, clashes = hooks_of(plugins, off)
+    registry = Registry(tuple(records), rules=rules or Rules())
+    plugins = registry.plugins
+    rules = registry.rules
+    problems = [
+        *clashing_names(plugins),
+        *equal_plugins(plugins),
+        *relation_problems(plugins, registry.off),
+    ]
+    hooks, clashes = hooks_of(plugins, registry.off)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
     for plugin in plugins:
         found, misfits = implementations(plugin, hooks)
-        problems += [*misfits, *unknown_names(found, names)]
+        problems += [*misfits, *unknown_names(found, registry.names)]
         for one in found:
             by_hook[one.hook.name].append(one)
     losers, misfits = choose_owners(by_hook, rules, hooks)
@@ -232,24 +236,8 @@ def arrange(records: Sequence[Plugin], rules: Rules | None = None) -> Registry:
             problems.append(error)
             ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
     problems += undecided(ordered)
-    registry = Registry(tuple(records), hooks, ordered, rules, losers)
+    registry = Registry(registry.records, hooks, ordered, rules, losers)
     return dataclasses.replace(registry, problems=(*problems, *order_problems(registry)))
-
-
-def active_of(records: Iterable[Plugin]) -> list[Plugin]:
-    """Returns the active plugins in order of role and name."""
-    active = [plugin for plugin in records if plugin.stage == "active"]
-    return sorted(active, key=lambda plugin: (_RANKS[plugin.role], fold(plugin.name)))
-
-
-def off_of(records: Iterable[Plugin]) -> list[Plugin]:
-    """Returns the plugins that are off or dormant."""
-    return [plugin for plugin in records if plugin.stage in ("off", "dormant")]
-
-
-def names_of(records: Iterable[Plugin]) -> tuple[str, ...]:
-    """Returns the names of plugins, without the task's and the core's."""
-    return tuple(plugin.name for plugin in records if plugin.role not in ("task", "core"))
 
 
 def found_subjects(problem: EventloopError) -> list[Found]:

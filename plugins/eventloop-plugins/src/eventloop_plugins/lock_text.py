@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
+import tomlkit
 
 from eventloop.errors import PluginError
 from eventloop.naming import fold
@@ -25,18 +25,20 @@ _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any diff
 
 def lock_text(registry: Registry) -> str:
     """Returns the discovered plugins, their files, and a digest of their order, as TOML."""
-    return _HEAD + "".join(f"{line}\n" for line in _lines(lock_content(registry)))
+    return _HEAD + tomlkit.dumps(lock_content(registry))
 
 
 def lock_content(registry: Registry) -> dict[str, Any]:
     """Returns the content of a lock; plugins passed in Python are left out."""
     locked = [(plugin, plugin.found) for plugin in registry.plugins if plugin.found is not None]
     locked.sort(key=lambda pair: fold(pair[0].name))
-    return {
+    content: dict[str, Any] = {
         "eventloop": importlib_metadata.version("torch-eventloop"),
         "order": order_digest(registry.implementations, passed=False),
-        "plugins": [_entry(plugin, found) for plugin, found in locked],
     }
+    if locked:
+        content["plugins"] = [_entry(plugin, found) for plugin, found in locked]
+    return content
 
 
 def check_lock(path: Path, registry: Registry, chosen: Collection[str] = ()) -> None:
@@ -57,8 +59,8 @@ def check_lock(path: Path, registry: Registry, chosen: Collection[str] = ()) -> 
     if absent := _absent(registry, chosen):
         locked = _without(locked, absent)
         actual = _without(actual, absent)
-    locked_lines = list(_lines(locked))
-    actual_lines = list(_lines(actual))
+    locked_lines = tomlkit.dumps(locked).splitlines()
+    actual_lines = tomlkit.dumps(actual).splitlines()
     if locked_lines != actual_lines:
         diff = difflib.unified_diff(
             locked_lines, actual_lines, "locked", "installed", n=2, lineterm=""
@@ -84,35 +86,29 @@ def _absent(registry: Registry, chosen: Collection[str]) -> set[str]:
 
 def _without(content: Mapping[str, Any], absent: Collection[str]) -> dict[str, Any]:
     """Returns a lock without some plugins, and without the order, which is of all together."""
-    plugins = [entry for entry in _plugins(content) if fold(_name(entry)) not in absent]
+    plugins = [entry for entry in _plugins(content) if fold(entry["name"]) not in absent]
     return {"eventloop": content.get("eventloop"), "plugins": plugins}
 
 
 def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
     """Yields the changed files of plugins that are in both."""
-    locked_files = {_name(entry): entry.get("files", {}) for entry in _plugins(locked)}
+    locked_files = {entry["name"]: entry["files"] for entry in _plugins(locked)}
     for entry in _plugins(actual):
-        name = _name(entry)
+        name = entry["name"]
         if name in locked_files:
-            differing = locked_files[name].items() ^ entry.get("files", {}).items()
+            differing = locked_files[name].items() ^ entry["files"].items()
             yield from (f"{file} of {name}" for file in sorted({file for file, _ in differing}))
 
 
 def _plugins(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    plugins: list[dict[str, Any]] = content.get("plugins", [])
-    return plugins
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("name", ""))
+    return [{"name": "", "files": {}} | entry for entry in content.get("plugins", [])]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        list(_lines(content))
-    # It isn't text or TOML, or has something else under `plugins`.
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        _plugins(content)
+    except (OSError, ValueError, TypeError) as error:  # it isn't text, TOML or a lock
         raise PluginError(
             f"{path.name} can't be read: {' '.join(str(error).split())}",
             lock=path,
@@ -132,37 +128,14 @@ def _entry(plugin: Plugin, found: Found) -> dict[str, Any]:
     }
     if is_editable(found):
         entry["editable"] = True
-    options = dict(sorted(shown_options(plugin.options).items()))
-    files = dict(sorted(file_digests(found)))
-    return entry | {"options": options, "files": files}
+    if plugin.options:
+        options = sorted(shown_options(plugin.options).items())
+        entry["options"] = {name: _plain(value) for name, value in options}
+    return entry | {"files": dict(sorted(file_digests(found)))}
 
 
-def _lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a lock as lines of TOML."""
-    for key, value in content.items():
-        if key != "plugins":
-            yield f"{key} = {_toml(value)}"
-    for entry in _plugins(content):
-        yield ""
-        yield "[[plugins]]"
-        for key, value in entry.items():
-            if not isinstance(value, dict):
-                yield f"{key} = {_toml(value)}"
-        for title, table in entry.items():
-            if isinstance(table, dict) and table:
-                yield f"[plugins.{title}]"
-                # TOML's bare keys are ASCII without dots; Python's names and files needn't be.
-                is_bare = title == "options"
-                for key, value in table.items():
-                    yield f"{key if is_bare and key.isascii() else _toml(key)} = {_toml(value)}"
-
-
-def _toml(value: object) -> str:
-    """Formats a value as TOML; values that TOML doesn't support, as text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
+def _plain(value: object) -> object:
+    """Returns a value that TOML supports; others as text."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(str(value), ensure_ascii=False)
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float) else str(value)
