@@ -230,7 +230,7 @@ def test_a_path_that_is_no_data_of_the_sampler_is_left_and_named(path):
     sampler = Deque()
     expected = dict(vars(sampler))
 
-    with pytest.warns(UserWarning, match=f"stay as they were built: {path} doesn't exist"):
+    with pytest.warns(UserWarning, match=f"stay as they are built: {path} isn't there"):
         SamplingState({"sampler": sampler}).load_state_dict(
             {"objects": {"contents": {}, "values": {path: 1}, "gone": [], "lost": {}}}
         )
