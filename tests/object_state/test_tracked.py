@@ -757,3 +757,23 @@ def test_a_method_that_the_run_has_replaced_is_lost():
     made.step = functools.wraps(type(made).step)(lambda: None)
 
     assert list(objects.state_dict()["lost"]) == ["optimizer.step"]
+
+
+def test_objects_that_only_this_process_has_exchanged_are_exchanged_back():
+    """A data set that is told its epoch before its state is loaded may do so."""
+
+    def make():
+        return SimpleNamespace(first=torch.zeros(1), second=torch.ones(1))
+
+    saved = make()
+    objects = TrackedObjects({"root": saved})
+    for _ in range(2):
+        saved.first, saved.second = saved.second, saved.first
+    saved.first += 5
+    resumed = make()
+    other_objects = TrackedObjects({"root": resumed})
+    resumed.first, resumed.second = resumed.second, resumed.first
+
+    other_objects.load_state_dict(objects.state_dict())
+
+    assert (resumed.first, resumed.second) == (5, 1)

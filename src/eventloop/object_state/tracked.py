@@ -73,11 +73,13 @@ class BuiltLocation(NamedTuple):
     """A location as it was when the run was built.
 
     Attributes:
-        fingerprint: of its value.
+        value: as it was; referenced, like all objects that were built.
+        fingerprint: of the value.
         owner: the path of the object that holds the value.
         is_deletable: whether it is an attribute that can be deleted.
     """
 
+    value: Any
     fingerprint: Any
     owner: str
     is_deletable: bool
@@ -190,7 +192,7 @@ class TrackedObjects:
             *self._load_contents(state["contents"], decoder),
             *self._load_values(state["values"], decoder, locations),
         ]
-        self._reset_plain_values(locations, state["values"])
+        self._reset_other_values(locations, state["values"])
         for path in state["gone"]:
             location = locations.get(path)
             if location and location.is_deletable and _is_replaceable(location.value, None):
@@ -220,7 +222,9 @@ class TrackedObjects:
         self._paths = {id(value): path for path, value in built.objects.items()}
         self._classes = _classes_in(built.locations.values())
         self._locations = {
-            path: BuiltLocation(fingerprint(location.value), location.owner, location.is_deletable)
+            path: BuiltLocation(
+                location.value, fingerprint(location.value), location.owner, location.is_deletable
+            )
             for path, location in built.locations.items()
         }
         weight_ids = self._weight_ids()
@@ -440,25 +444,21 @@ class TrackedObjects:
             return None
         return attribute_location(owner, name, owner_path)
 
-    def _reset_plain_values(
+    def _reset_other_values(
         self, locations: Mapping[str, Location], values: Mapping[str, Encoded]
     ) -> None:
-        """Resets plain values that this process has changed and the saved run had not.
+        """Resets values that this process has changed and the saved run had not.
 
-        A data set that is told its epoch before its state is loaded may count that.
+        A data set that is told its epoch before its state is loaded may count that, or swap two tensors.
         """
         for path, location in locations.items():
             built = self._locations.get(path)
             if built is None or path in values or location.namespace is None:
                 continue
-            if type(location.value) not in PLAIN_TYPES:
-                continue
-            if type(built.fingerprint) is tuple and built.fingerprint != fingerprint(
-                location.value
-            ):
-                kind, value = built.fingerprint
-                if kind in PLAIN_TYPES:
-                    location.assign(kind(value) if kind in (float, complex) else value)
+            if not _is_value(built.value) or not _is_value(location.value):
+                continue  # code that the start of a process puts there, handles, the user's objects
+            if built.fingerprint != fingerprint(location.value):
+                location.assign(built.value)
 
 
 @contextmanager
@@ -518,6 +518,11 @@ def _num_bytes(nest: Encoded) -> int:
     if isinstance(nest, (list, tuple)):
         return sum(map(_num_bytes, nest))
     return len(nest) if isinstance(nest, (str, bytes)) else 8
+
+
+def _is_value(value: Any) -> bool:
+    kind = type(value)
+    return kind in PLAIN_TYPES | TORCH_VALUES or kind in (tuple, frozenset) or has_identity(value)
 
 
 def _is_irrelevant(value: Any) -> bool:
