@@ -344,3 +344,14 @@ def test_a_data_loader_that_a_plugin_assigns_in_mid_run_is_named_and_refused(tmp
 
     with pytest.raises(ResumeError, match="the checkpoint lacks train_dataloader"):
         train(setup, tmp_path)
+
+
+def test_a_layer_that_is_compiled_in_the_run_is_not_lost(make_trainer):
+    """A plugin may have compiled it; a resumed run does so again."""
+    trainer = make_trainer(max_duration="2ep")
+    trainer.fit(until="1ep")
+    trainer.state.capture()
+
+    trainer.state.model.compile(backend="eager")
+
+    assert trainer.state.capture().parts["rank0"]["objects"]["lost"] == {}

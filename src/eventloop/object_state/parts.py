@@ -37,7 +37,11 @@ from eventloop.object_state.entering import (
 )
 
 _CONTAINER_BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
-_ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+# One that `torch.compile` sets later is annotated in the class, as `forward` is, which a run may replace.
+_ATTRIBUTES_OF_MODULES = frozenset({*vars(nn.Module()), *nn.Module.__annotations__}) - {
+    "training",
+    "forward",
+}
 # Caches of a torchmetrics metric, and its count of updates, which a reset sets to 0.
 _ATTRIBUTES_OF_METRICS = frozenset(
     {"_cache", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_update_count"}
