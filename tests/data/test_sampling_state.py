@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from eventloop.data.sampling_state import SamplingState
 
@@ -232,7 +232,29 @@ def test_a_path_that_is_no_data_of_the_sampler_is_left_and_named(path):
 
     with pytest.warns(UserWarning, match=f"stay as they are built: {path} isn't there"):
         SamplingState({"sampler": sampler}).load_state_dict(
-            {"objects": {"contents": {}, "values": {path: 1}, "gone": [], "lost": {}}}
+            {
+                "objects": {
+                    "sampler": {
+                        "kind": "Deque",
+                        "contents": {},
+                        "values": {path: 1},
+                        "gone": [],
+                        "lost": {},
+                    }
+                }
+            }
         )
 
     assert vars(sampler) == expected
+
+
+def test_the_state_of_another_sampler_is_not_taken():
+    """With another number of ranks torch's sampler for several is in place of the user's, or the reverse."""
+    saved = SamplingState({"sampler": Deque()}).state_dict(with_global=False)
+    sampler = DistributedSampler(range(8), 2, 0)
+    state = SamplingState({"sampler": sampler})
+    sampler.set_epoch(3)
+
+    state.load_state_dict(saved)
+
+    assert sampler.epoch == 3

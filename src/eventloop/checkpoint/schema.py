@@ -196,9 +196,12 @@ TRAINING = keys(
     microbatch_size=optional(between(1, 2**53)),
 )
 
-OBJECTS = keys(contents=NAMED, values=NAMED, gone=each(STR), lost=by_name(STR))
+_OBJECTS = {"contents": NAMED, "values": NAMED, "gone": each(STR), "lost": by_name(STR)}
+OBJECTS = keys(**_OBJECTS)
 _STATEFUL = keys(kind=STR, state=NAMED)
-SAMPLING = keys({"shared": NAMED}, objects=OBJECTS, stateful=by_name(_STATEFUL))
+SAMPLING = keys(
+    {"shared": NAMED}, objects=by_name(keys(kind=STR, **_OBJECTS)), stateful=by_name(_STATEFUL)
+)
 _SEED = optional(between(-(2**62), 2**62))
 
 

@@ -49,8 +49,14 @@ class SamplingState:
             if isinstance(part, Stateful) and not isinstance(part, DataLoader)
             if path in roots or isinstance(part, Sampler | Dataset)
         }
-        self._objects = TrackedObjects(roots, [*self._stateful.values(), *apart])
-        self.iterators = self._objects.unsavable_iterators()
+        apart += [*self._stateful.values(), *roots.values()]
+        self._roots = {name: root for name, root in roots.items() if root is not None}
+        self._objects = {
+            name: TrackedObjects({name: root}, apart) for name, root in self._roots.items()
+        }
+        self.iterators = [
+            path for objects in self._objects.values() for path in objects.unsavable_iterators()
+        ]
 
     def state_dict(self, *, with_global: bool) -> dict[str, Any]:
         """Returns the state.
@@ -62,7 +68,11 @@ class SamplingState:
             path: {"kind": type(part).__qualname__, "state": copy.deepcopy(part.state_dict())}
             for path, part in self._stateful.items()
         }
-        state = {"objects": self._objects.state_dict(), "stateful": states}
+        objects = {
+            name: {"kind": type(root).__qualname__, **self._objects[name].state_dict()}
+            for name, root in self._roots.items()
+        }
+        state = {"objects": objects, "stateful": states}
         return state | {"shared": global_rng_states()} if with_global else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,8 +82,10 @@ class SamplingState:
             ValueError: an object has no place for a value.
         """
         set_global_rng_states(state.get("shared", {}))
-        if "objects" in state:
-            self._objects.load_state_dict(state["objects"])
+        for name, saved in state.get("objects", {}).items():
+            # With another number of ranks, torch's sampler for several may be in place of another.
+            if name in self._roots and type(self._roots[name]).__qualname__ == saved["kind"]:
+                self._objects[name].load_state_dict(saved)
         for path, saved in state.get("stateful", {}).items():
             part = self._stateful.get(path)
             if part is not None and type(part).__qualname__ == saved["kind"]:
