@@ -451,10 +451,13 @@ class TrackedObjects:
 
         A data set that is told its epoch before its state is loaded may count that, or swap two tensors.
         """
+        weight_ids = self._weight_ids()
         for path, location in locations.items():
             built = self._locations.get(path)
             if built is None or path in values or location.namespace is None:
                 continue
+            if path in self._weight_paths or id(location.value) in weight_ids:
+                continue  # another part of the checkpoint has restored it
             if not _is_value(built.value) or not _is_value(location.value):
                 continue  # code that the start of a process puts there, handles, the user's objects
             if built.fingerprint != fingerprint(location.value):
