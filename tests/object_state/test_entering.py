@@ -88,3 +88,10 @@ def test_a_package_is_the_users_unless_it_is_installed(is_installed, tmp_path, m
         importlib.import_module(name)
         assert is_own_code(name) is not is_installed
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_module_that_fsdp_has_given_another_class_is_entered():
+    """What it keeps beside its parameters would be lost."""
+    sharded = type("FSDPLinear", (torch.nn.Linear,), {"__module__": "torch.distributed.fsdp"})
+
+    assert is_entered(sharded(1, 1))

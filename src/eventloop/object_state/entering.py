@@ -221,6 +221,9 @@ def is_entered_class(kind: Any) -> bool:
     """Returns whether the state of a class's instances is in attributes."""
     if issubclass(kind, _STDLIB_TYPES):
         return True
+    # FSDP2 gives modules another class, of a module of torch. Those of TorchScript are in C++.
+    if issubclass(kind, nn.Module) and not issubclass(kind, torch.jit.ScriptModule):
+        return True
     module_name: object = kind.__module__
     if not isinstance(module_name, str):
         return False  # a descriptor, of functions of Cython
