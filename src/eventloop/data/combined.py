@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -81,7 +82,10 @@ class Combined(Loader):
 
     def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
         """Returns one of other parts: those that `change` makes of a part and its number."""
-        raise NotImplementedError
+        other = copy.copy(self)
+        parts = {name: change(idx, part) for idx, (name, part) in enumerate(self.loaders.items())}
+        Combined.__init__(other, parts)
+        return other
 
     @property
     def may_shard_itself(self) -> bool:  # type: ignore[override]
@@ -125,10 +129,6 @@ class Zipped(Combined):
     def __init__(self, parts: Mapping[str, Any], *, by_name: bool) -> None:
         super().__init__(parts)
         self.by_name = by_name
-
-    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
-        parts = {name: change(idx, part) for idx, (name, part) in enumerate(self.loaders.items())}
-        return type(self)(parts, by_name=self.by_name)
 
     @property
     def num_batches(self) -> int | None:
@@ -212,9 +212,6 @@ class _OfOne(Combined):
         """The other one."""
         return self.loaders[""]
 
-    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
-        return type(self)(change(0, self.part))
-
     def num_samples(self, batch: Any) -> int:
         return self.part.num_samples(batch)
 
@@ -254,9 +251,6 @@ class FirstBatches(_OfOne):
     def __init__(self, dataloader: Any, limit: int) -> None:
         super().__init__(dataloader)
         self.limit = limit
-
-    def with_parts(self, change: Callable[[int, Loader], Any]) -> Self:
-        return type(self)(change(0, self.part), self.limit)
 
     @property
     def num_batches(self) -> int | None:

@@ -18,7 +18,7 @@ from eventloop.data.batches import num_samples
 from eventloop.data.draws import may_draw
 from eventloop.data.in_memory import datasets_of
 from eventloop.data.iterable_sources import IterableSource
-from eventloop.data.map_style import MapStyleSource, with_gathers
+from eventloop.data.map_style import MapStyleSource, length_if_known, with_gathers
 from eventloop.data.microbatch_splitting import split
 from eventloop.data.resumable_sources import ListSource, Source, StatefulSource
 from eventloop.data.sample_seeds import collate
@@ -217,10 +217,7 @@ class MapStyleLoader(IterableLoader):
 
     @property
     def num_batches(self) -> int | None:
-        try:
-            return len(self.dataloader)
-        except TypeError:  # of a sampler without a length
-            return None
+        return length_if_known(self.dataloader)
 
     @property
     def datasets(self) -> list[Any]:

@@ -96,10 +96,7 @@ class MapStyleSource(Source):
         return parts | {"dataset": dataset, "collate_fn": collate_fn}
 
     def _length(self) -> int | None:
-        try:
-            return len(self._loader_in_order)
-        except TypeError:  # of a sampler without a length
-            return None
+        return length_if_known(self._loader_in_order)
 
     @property
     def even_sizes(self) -> Any:
@@ -240,6 +237,14 @@ class MapStyleSource(Source):
         )
         what = "the run was stopped in mid-epoch with {} a step, and a step has {} now"
         raise TaskError(what.format(*sizes), fix=fix)
+
+
+def length_if_known(dataloader: Any) -> int | None:
+    """Returns the number of batches; None where a sampler has no length."""
+    try:
+        return len(dataloader)
+    except TypeError:
+        return None
 
 
 def with_gathers(dataloader: Any) -> Any:
