@@ -55,7 +55,7 @@ class Discovery:
         self._imports: dict[Found, object] = {}
 
     def chosen(self, configuration: Configuration) -> tuple[Plugin, ...]:
-        """Returns every plugin, chosen or off; decides of_new_run if the choice has changed.
+        """Returns every plugin, chosen or off; decides again if the choice has changed.
 
         The choice changes when a run is resumed.
         """
