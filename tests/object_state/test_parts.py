@@ -43,3 +43,15 @@ def test_a_compiled_module_has_the_paths_of_the_plain_one():
     compiled = torch.compile(model)
 
     assert walk({"model": compiled}).locations.keys() == walk({"model": model}).locations.keys()
+
+
+def test_hooks_of_training_are_parts_and_those_of_a_state_dict_are_not():
+    """FSDP2 registers the latter when the first batch comes, in a resumed run again."""
+    layer = torch.nn.Linear(1, 1)
+    layer.register_forward_hook(lambda *_: None)
+    layer.register_load_state_dict_pre_hook(lambda *_: None)
+
+    paths = walk({"layer": layer}).locations
+
+    assert "layer._forward_hooks[0]" in paths
+    assert not any("state_dict" in path for path in paths)

@@ -156,10 +156,12 @@ def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
 
 
 def _hooks(whole: Any, path: str, names: Collection[str]) -> Iterator[Location]:
-    """Yields the functions that are registered at a module or an optimizer."""
+    """Yields the functions that are registered at a module or an optimizer, and called in training."""
     for name in sorted(names):
         registry = vars(whole).get(name)
-        if isinstance(registry, dict) and "hook" in name:
+        # FSDP2 registers those of `state_dict` with the first batch.
+        is_for_training = "hook" in name and "state_dict" not in name
+        if isinstance(registry, dict) and is_for_training:
             yield from _numbered(registry, f"{path}.{name}", path)
 
 
