@@ -14,7 +14,6 @@ import pytest
 
 import eventloop
 from eventloop.cli.command_registry import SUBCOMMANDS
-from eventloop.fixes import published
 from eventloop.plugin.records import EXTENSIONS, GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -65,11 +64,6 @@ def test_every_folder_of_plugins_is_a_package():
     assert sorted(folders) == FOLDERS
 
 
-def test_the_packages_of_the_repository_are_known():
-    """A new one is published under its name, too."""
-    assert published() == {one.name.removeprefix("eventloop-") for one in FOLDERS}
-
-
 @every_extension
 def test_folder_distribution_package_and_entry_point_agree(folder):
     """Who knows one name knows all of them."""
@@ -94,27 +88,6 @@ def test_a_plugin_requires_the_core_by_its_distribution(folder):
 
     assert "torch-eventloop" in required
     assert "eventloop" not in required
-
-
-@every_plugin
-def test_the_linter_knows_the_imports_of_a_plugin(folder):
-    """A package that it isn't told of could build on what is private."""
-    settings = read_toml(ROOT / "pyproject.toml")["tool"]["importlinter"]
-    (contract,) = (one for one in settings["contracts"] if one["type"] == "forbidden")
-    package = folder.name.replace("-", "_")
-
-    assert package in settings["root_packages"]
-    assert package in contract["source_modules"]
-
-
-def test_a_contributor_installs_the_packages_that_tox_installs():
-    """The core's tests need these, and fail where others are installed."""
-    pages = [(ROOT / name).read_text() for name in ("CONTRIBUTING.md", "tox.ini")]
-    tox = pages[1].partition("[testenv:type]")[0]
-    installed = re.findall(r"plugins\{/\}(eventloop-[a-z-]+)", tox)
-
-    assert len(installed) > 10
-    assert re.findall(r"-e plugins/(eventloop-[a-z-]+)", pages[0]) == installed
 
 
 PUBLIC = r"eventloop(\.(commands|devices|schedules|storage|toolbox))?|eventloop_\w+(\.\w+)*"
@@ -179,10 +152,6 @@ def test_the_standard_installation_names_packages_and_what_they_need():
     }
 
     assert {one for one in needed if one.startswith("eventloop-")} <= {one.name for one in folders}
-    extras = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
-    assert {re.split(r"[^\w-]", one)[0] for one in extras["standard"]} <= {
-        one.name for one in folders
-    }
 
 
 def sections_of(text: str) -> list[str]:

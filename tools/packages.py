@@ -1,0 +1,39 @@
+"""Writes the lists of packages that files of the repository hold.
+
+    python tools/packages.py
+
+The folders of `plugins/` decide which packages there are, and `plugins/standard.txt` which of them most users
+want. From these follow `src/eventloop/published.txt`, by which the core knows its own packages that aren't
+installed, and the extra `standard` of `pyproject.toml`. A test runs this script: run it after adding, renaming
+or removing a package.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = ">=0.1,<0.2"
+
+
+def lists(root: Path = ROOT) -> dict[Path, str]:
+    """Returns the text of each file that holds a list, with the list as the folders have it."""
+    folders = sorted(path.parent.name for path in root.glob("plugins/*/pyproject.toml"))
+    published = "".join(f"{folder.removeprefix('eventloop-')}\n" for folder in folders)
+
+    lines = (root / "plugins" / "standard.txt").read_text(encoding="utf-8").splitlines()
+    packages = [line.rpartition("/")[2] for line in lines if not line.startswith("#")]
+    extra = "".join(f'    "{package}{VERSIONS}",\n' for package in packages)
+    project = (root / "pyproject.toml").read_text(encoding="utf-8")
+    project = re.sub(r"(?<=^standard = \[\n).*?(?=^\]$)", extra, project, flags=re.M | re.S)
+
+    return {
+        root / "src" / "eventloop" / "published.txt": published,
+        root / "pyproject.toml": project,
+    }
+
+
+if __name__ == "__main__":
+    for path, text in lists().items():
+        path.write_text(text, encoding="utf-8")
