@@ -122,3 +122,37 @@ def test_either_bound_is_kept_without_the_other(clip, make_trainer, make_plugin)
 
     assert sizes[0] > 0.02
     assert sizes[1] <= 0.010001
+
+
+def test_the_norm_is_summed_in_the_order_of_the_model(make_trainer, make_task, make_plugin):
+    """As in a plain loop over `model.parameters()`: float sums in the order of groups have other bits."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(97, generator=generator) * 10 ** (index % 3) for index in range(8)]
+
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scales = nn.ParameterList(torch.ones(97) for _ in gradients)
+
+        def forward(self, inputs):
+            return inputs * sum(scale.sum() for scale in self.scales)
+
+    def second_half_first(model):
+        params = list(model.parameters())
+        return torch.optim.SGD([{"params": params[4:]}, {"params": params[:4]}], lr=0.1)
+
+    def write(state):
+        for param, gradient in zip(state.model.parameters(), gradients, strict=True):
+            param.grad = gradient.to(param.device, copy=True)
+
+    rows = []
+    plugin = make_plugin(after_backward=write, log=lambda numbers: rows.append(numbers))
+    task = make_task(model=Scales, optimizer=second_half_first)
+    make_trainer(task, algorithms=[plugin], max_duration="1ba", clip_norm=1.0).fit()
+
+    expected, of_groups = (
+        nn.utils.get_total_norm(order).item()
+        for order in (gradients, gradients[4:] + gradients[:4])
+    )
+    assert rows[0]["train/grad_norm"] == expected
+    assert expected != of_groups
