@@ -298,6 +298,23 @@ def test_the_leaves_come_without_torch(run_python):
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+_EVERY_MODULE = """
+import importlib, pkgutil, sys
+import eventloop
+for module in pkgutil.walk_packages(eventloop.__path__, "eventloop."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(*{"torch._dynamo", "torch._inductor", "transformers", "matplotlib"} & set(sys.modules))
+"""
+
+
+def test_no_module_imports_the_compiler_of_torch(run_python):
+    """It takes longer to import than all of the core; the first optimizer that is made imports it, too."""
+    done = run_python(_EVERY_MODULE)
+
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
 def test_the_core_imports_no_plugin():
     """What the core can do, a plugin can; what a plugin does, the core needn't know."""
     packages = {one.name.replace("-", "_") for one in FOLDERS}

@@ -46,12 +46,18 @@ _ATTRIBUTES_OF_MODULES = frozenset({*vars(nn.Module()), *nn.Module.__annotations
 _ATTRIBUTES_OF_METRICS = frozenset(
     {"_cache", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_update_count"}
 )
-# Including `state` and `param_groups`, which another part of a checkpoint has. torch's schedulers set
-# `_opt_called`.
-_ATTRIBUTES_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {
-    "_opt_called"
-}
 _ATTRIBUTES_OF_LOADERS = frozenset({"_iterator"})  # persistent workers
+
+
+@functools.cache
+def _attributes_of_optimizers() -> frozenset[str]:
+    """Returns the attributes that torch gives an optimizer.
+
+    Including `state` and `param_groups`, which another part of a checkpoint has. torch's schedulers set
+    `_opt_called`.
+    """
+    # Not when this module is imported: torch's first optimizer imports its compiler, which takes seconds.
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called"}
 
 
 def locations_in(whole: Any, path: str) -> Iterator[Location]:
@@ -115,8 +121,8 @@ def _parts_of_instance(whole: Any, path: str) -> Iterator[Location]:
     if isinstance(whole, nn.Module):
         yield from _parts_of_module(whole, path)
     elif isinstance(whole, torch.optim.Optimizer):
-        yield from attributes_in(whole, path, _ATTRIBUTES_OF_OPTIMIZERS)
-        yield from _hooks(whole, path, _ATTRIBUTES_OF_OPTIMIZERS)
+        yield from attributes_in(whole, path, _attributes_of_optimizers())
+        yield from _hooks(whole, path, _attributes_of_optimizers())
     elif isinstance(whole, torch.utils.data.DataLoader):
         yield from attributes_in(whole, path, _ATTRIBUTES_OF_LOADERS)
     else:
