@@ -27,7 +27,6 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.plugin_flags import Choice
 from eventloop.distributed import rank_variables
 from eventloop.distributed.rank_store import wait_until
-from eventloop.errors import Wording
 from eventloop.events import EVENTS
 from eventloop_testing import case
 
@@ -41,17 +40,6 @@ _HANGS_S = 300
 def one_thread() -> None:
     """Sums are added up in one order, and tests that run side by side share the cores."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def both_wordings() -> None:
-    """Fails where an f-string would drop the words of the shell; users' code may do it."""
-
-    def refuse(text: Wording, spec: str) -> str:
-        assert text.shell == str(text), f"join it with +, the shell reads {text.shell}"
-        return format(str(text), spec)
-
-    Wording.__format__ = refuse  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -7,19 +7,16 @@ import re
 import subprocess
 import sys
 import threading
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from eventloop import Allowed, ResumeError, SettingError, TrainerBuilder
 from eventloop import fixes as fixes_module
 from eventloop.cli import main
-from eventloop.cli.printing import short_warnings
 from eventloop.distributed.process_ends import details
-from eventloop.errors import Note, in_shell, notes_of, raise_all, text_of
-from eventloop.fixes import allowing, as_option, as_set, published, switch_off
+from eventloop.errors import Note, notes_of, raise_all
+from eventloop.fixes import allowing, as_option, as_set, for_command, published, switch_off
 from eventloop_testing.commands import write_distribution
 
 TASK = """
@@ -41,11 +38,12 @@ def task(lr: float = 0.1) -> Task:
 def test_the_command_and_python_write_settings_differently():
     """Both can be pasted where they are read, whatever the value holds."""
     assert as_set(run_dir="a b", seed=1) == '`run_dir="a b", seed=1`'
-    assert as_set(run_dir="a b", seed=1).shell == "`--run-dir 'a b' --seed 1`"
-    assert switch_off("ema").shell == "`-p no:ema`"
-    assert as_option("ema", half_life="1ba").shell == "`--ema.half-life 1ba`"
-    assert allowing("plugin_change", "ema").shell == "`--allow-plugin-change ema`"
     assert as_option("early-stopping", mode="max") == '`EarlyStopping(mode="max")`'
+    with for_command():
+        assert as_set(run_dir="a b", seed=1) == "`--run-dir 'a b' --seed 1`"
+        assert switch_off("ema") == "`-p no:ema`"
+        assert as_option("ema", half_life="1ba") == "`--ema.half-life 1ba`"
+        assert allowing("plugin_change", "ema") == "`--allow-plugin-change ema`"
 
 
 def test_a_change_is_allowed_as_the_message_says(make_trainer, make_task, clean):
@@ -73,93 +71,42 @@ def test_the_command_names_its_flag_for_the_same_problem(clean, capsys):
     assert "`--allow-config-change`" in capsys.readouterr().err
 
 
-NESTED = """
-from pathlib import Path
-from eventloop import ResumeError, Trainer
+def test_after_a_command_messages_are_for_python_again(clean):
+    """A notebook may call the command, and a trainer in the next cell."""
+    Path("task.py").write_text(TASK)
+
+    statuses = [main(["fit", "task.py", *more]) for more in (["--no-plugins"], ["--sed=1"])]
+
+    assert (statuses[0], statuses[1] != 0) == (0, True)
+    assert str(SettingError("no", fix=f"write {as_set(seed=1)}")) == "no\n  fix  write `seed=1`"
 
 
-def nested():
-    for seed in (1, 2):
-        given = {"run_dir": "nested", "seed": seed, "device": "cpu", "autoload": False}
-        with Trainer(base(), **given) as trainer:
-            trainer.fit()
-
-
-def task(fails: bool = False):
-    try:
-        nested()
-    except ResumeError as error:
-        Path("said.txt").write_text(str(error))
-        if fails:
-            raise
-    return base()
-"""
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_trainer_inside_of_a_command_says_it_in_python(fails, clean, capsys):
-    """Its caller is code; where the command prints the same error, it names the flag."""
-    Path("task.py").write_text(f"{TASK}{NESTED}".replace("def task(lr", "def base(lr"))
-    run = ["fit", "task.py", "--device=cpu", "--no-plugins", f"--task.fails={fails}"]
-
-    status = main(run)
-
-    assert "`TrainerBuilder(allowed=Allowed(config_change=True))" in Path("said.txt").read_text()
-    assert (status != 0, "`--allow-config-change`" in capsys.readouterr().err) == (fails, fails)
-
-
-def test_another_thread_keeps_its_own_words(clean, monkeypatch):
-    """A notebook may run the command in one thread, and trainers in others."""
-    is_inside, is_done = threading.Event(), threading.Event()
-
-    def hold():
-        is_inside.set()
-        is_done.wait(60)
-
-    monkeypatch.setitem(sys.modules, "holds_the_command", SimpleNamespace(hold=hold))
-    Path("task.py").write_text(f"import holds_the_command\n{TASK}\nholds_the_command.hold()\n")
-    thread = threading.Thread(target=main, args=(["fit", "task.py", "--no-plugins"],))
-    thread.start()
-    is_inside.wait(60)
-
-    said = str(SettingError("no", fix="write " + as_set(seed=1)))
-    is_done.set()
-    thread.join()
-
-    assert said == "no\n  fix  write `seed=1`"
-
-
-def test_what_is_joined_reads_in_both_worlds_after_pickling():
+def test_errors_and_notes_are_read_after_pickling():
     """An error reaches rank 0 by pickle, alone or among several, and in notes."""
-    error = SettingError("no", plugin="ema", fix="write " + as_set(seed=1) + ", say")
-    error.add_note(Note("or " + switch_off("ema"), "origin"))
+    with for_command():
+        error = SettingError("no", plugin="ema", fix=f"write {as_set(seed=1)}, say")
+        error.add_note(Note(f"or {switch_off('ema')}", "origin"))
     with pytest.raises(SettingError) as caught:
         raise_all([error, SettingError("none")], "the configuration", SettingError)
 
     several, alone = (pickle.loads(pickle.dumps(one)) for one in (caught.value, error))
 
-    assert str(alone).endswith("plugin  ema\n  fix     write `seed=1`, say")
-    assert in_shell(text_of(alone)).endswith("plugin  ema\n  fix     write `--seed 1`, say")
-    assert in_shell(alone.fix) == "write `--seed 1`, say"
-    assert "1. no\n  plugin  ema\n  fix     write `--seed 1`, say\n2. none" in in_shell(
-        text_of(several)
-    )
-    assert "write `seed=1`, say" in str(several)
-    (note,) = notes_of(alone, "origin")
-    assert (note.startswith("or `disable"), note.shell) == (True, "or `-p no:ema`")
-    assert details(alone, in_shell).endswith("or `-p no:ema`\n")
+    assert str(alone).endswith("plugin  ema\n  fix     write `--seed 1`, say")
+    assert "1. no\n  plugin  ema\n  fix     write `--seed 1`, say\n2. none" in str(several)
+    assert notes_of(alone, "origin") == ["or `-p no:ema`"]
+    assert details(alone).endswith("or `-p no:ema`\n")
 
 
-def test_a_warning_is_shown_in_the_words_of_who_reads_it():
-    """Python shows a warning as text, the command in its own words."""
-    warning = UserWarning("write " + as_set(seed=1))
+def test_a_background_thread_of_the_command_writes_flags():
+    """Checkpoints are written by a thread, whose failures the user of the command reads."""
+    texts = []
 
-    in_python = warnings.formatwarning(warning, UserWarning, "a.py", 1)
-    with short_warnings():
-        in_command = warnings.formatwarning(warning, UserWarning, "a.py", 1)
+    with for_command():
+        thread = threading.Thread(target=lambda: texts.append(as_set(seed=1)))
+        thread.start()
+        thread.join()
 
-    assert "write `seed=1`" in in_python
-    assert "write `--seed 1`" in in_command
+    assert texts == ["`--seed 1`"]
 
 
 @pytest.mark.parametrize(

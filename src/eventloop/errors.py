@@ -22,37 +22,6 @@ class Subject(Protocol):
         ...
 
 
-class Wording(str):
-    """A text in the words of Python's callers; `shell` is the same in those of the command.
-
-    What prints for a shell takes `in_shell` of it. `+` and `joined` keep both, an f-string doesn't.
-    """
-
-    shell: str
-
-    def __new__(cls, python: str, shell: str = "") -> Self:  # noqa: D102 - pickle gives one alone
-        made = super().__new__(cls, python)
-        made.shell = shell
-        return made
-
-    def __add__(self, other: str) -> Wording:
-        return joined([self, other], "")
-
-    def __radd__(self, other: str) -> Wording:
-        return joined([other, self], "")
-
-
-def in_shell(text: str) -> str:
-    """Returns a text in the words of the shell."""
-    return text.shell if isinstance(text, Wording) else text
-
-
-def joined(texts: Iterable[str], end: str = "\n") -> Wording:
-    """Returns the texts as one, in the words of both."""
-    listed = list(texts)
-    return Wording(end.join(listed), end.join(map(in_shell, listed)))
-
-
 class EventloopError(Exception):
     """The base of every error that eventloop itself raises.
 
@@ -72,7 +41,7 @@ class EventloopError(Exception):
         width = max((len(name) for name in lines), default=0)
         what, frames = _without_frames(what)
         listed = (f"  {name:<{width}}  " + text for name, text in lines.items())
-        super().__init__(joined([what, *listed, *frames]))
+        super().__init__("\n".join([what, *listed, *frames]))
         self.what = what
         self.fix = fix
         self.facts = facts
@@ -94,10 +63,9 @@ def _without_frames(text: str) -> tuple[str, list[str]]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of any exception, a `Wording` if it has one, even if its `__str__` raises."""
+    """Returns the text of any exception, even if its `__str__` raises."""
     try:
-        text = error.args[0] if error.args else ""
-        return text if isinstance(text, Wording) else str(error)
+        return str(error)
     except Exception as problem:  # noqa: BLE001 - its class may do anything
         return f"(its text can't be read: __str__ raises {type(problem).__name__})"
 
@@ -185,13 +153,13 @@ def raise_all(
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        listed = joined(f"{idx}. " + text_of(one) for idx, one in enumerate(problems, 1))
+        listed = "\n".join(f"{idx}. {text_of(one)}" for idx, one in enumerate(problems, 1))
         is_usage = all(isinstance(one, UsageError) for one in problems)
         kind = kind or (UsageError if is_usage else PluginError)
-        raise kind(f"{len(problems)} problems with {about}\n" + listed)
+        raise kind(f"{len(problems)} problems with {about}\n{listed}")
 
 
-class Note(Wording):
+class Note(str):
     """A note on an exception, with a kind for code and a text for the user.
 
     Attributes:
@@ -202,8 +170,8 @@ class Note(Wording):
 
     kind: str
 
-    def __new__(cls, text: str, kind: str = "") -> Self:  # noqa: D102
-        note = super().__new__(cls, text, in_shell(text))
+    def __new__(cls, text: str, kind: str = "") -> Self:  # noqa: D102 - unpickling gives the text alone
+        note = super().__new__(cls, text)
         note.kind = kind
         return note
 
@@ -217,7 +185,7 @@ def notes_of(error: BaseException, kind: str) -> list[Note]:
 def note_later(error: BaseException, other: BaseException) -> None:
     """Notes on an exception that another was raised while it was dealt with, and where."""
     details = "".join(traceback.format_exception(other, chain=False))
-    text = f"then also: {type(other).__name__}: " + text_of(other) + f"\n{details.rstrip()}"
+    text = f"then also: {type(other).__name__}: {text_of(other)}\n{details.rstrip()}"
     error.add_note(Note(text, "later"))
 
 

@@ -1,4 +1,4 @@
-"""What to do, in messages, as the caller would write it: flags and commands, or Python's arguments."""
+"""Advice in messages, as the caller would write it: flags and commands, or arguments in Python."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import functools
 import itertools
 import json
 import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 
-from eventloop.errors import Wording
 from eventloop.naming import camel, fold
 from eventloop.safe_text import one_line
 
@@ -22,17 +23,37 @@ def shell(*words: str) -> str:
     return f"`{' '.join(shlex.quote(one_line(word)) for word in words)}`"
 
 
-def as_set(**settings: object) -> Wording:
+_in_command = False  # of the process, not of a thread: savers and watchdogs write messages, too
+
+
+def in_command() -> bool:
+    """Returns whether messages are for the user of the command, not for a caller in Python."""
+    return _in_command
+
+
+@contextmanager
+def for_command() -> Iterator[None]:
+    """Writes the fixes of all messages as flags and commands while the command runs."""
+    global _in_command
+    was_in_command = _in_command
+    _in_command = True
+    try:
+        yield
+    finally:
+        _in_command = was_in_command
+
+
+def as_set(**settings: object) -> str:
     """Returns settings with values as the caller writes them, between backticks.
 
     `--run-dir FOLDER` on the command line, `run_dir="FOLDER"` in Python.
     """
-    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items())
-    assignments = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-    return Wording(f"`{assignments}`", shell(*itertools.chain(*flags)))
+    if _in_command:
+        return _flags(settings)
+    return f"`{_assignments(settings)}`"
 
 
-def as_option(plugin: str, **options: object) -> Wording:
+def as_option(plugin: str, **options: object) -> str:
     """Returns options of a plugin with values as the caller writes them, between backticks.
 
     `--ema.half-life 100ba` on the command line, `Ema(half_life="100ba")` in Python.
@@ -40,28 +61,41 @@ def as_option(plugin: str, **options: object) -> Wording:
     Args:
         plugin: its name, which is its class's in kebab-case.
     """
-    flags = as_set(**{f"{plugin}.{name}": value for name, value in options.items()})
-    return Wording(f"`{camel(plugin)}({as_set(**options)[1:-1]})`", flags.shell)
+    if _in_command:
+        return _flags({f"{plugin}.{name}": value for name, value in options.items()})
+    return f"`{camel(plugin)}({_assignments(options)})`"
 
 
-def allowing(change: str, name: str = "") -> Wording:
+def _flags(options: Mapping[str, object]) -> str:
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    return shell(*itertools.chain(*flags))
+
+
+def _assignments(options: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
+
+
+def allowing(change: str, name: str = "") -> str:
     """Returns how the caller allows what differs from a run that is resumed, between backticks.
 
     Args:
         change: an argument of `Allowed`.
         name: of the plugin, where it is about one.
     """
+    if _in_command:
+        return shell(f"--allow-{change.replace('_', '-')}", *filter(None, [name]))
     value = f"({json.dumps(name)},)" if name else "True"
-    return Wording(
-        f"`TrainerBuilder(allowed=Allowed({change}={value})).build(task, ...)`",
-        shell(f"--allow-{change.replace('_', '-')}", *filter(None, [name])),
-    )
+    return f"`TrainerBuilder(allowed=Allowed({change}={value})).build(task, ...)`"
 
 
-def switch_off(name: str) -> Wording:
-    """Returns how the caller switches an installed plugin off."""
-    line = f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
-    return Wording(line, shell("-p", f"no:{name}"))
+def switch_off(name: str) -> str:
+    """Returns how the caller switches an installed plugin off: for this run, or in a file."""
+    return shell("-p", f"no:{name}") if _in_command else disable_in_file(name)
+
+
+def disable_in_file(name: str) -> str:
+    """Returns the line that switches an installed plugin off for good."""
+    return f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
 
 
 @functools.cache

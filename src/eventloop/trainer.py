@@ -25,14 +25,13 @@ from eventloop.errors import (
     EventloopError,
     SettingError,
     TaskError,
-    Wording,
     a,
     counted,
     failures_of,
     first_of,
     note_later,
 )
-from eventloop.fixes import allowing, as_set
+from eventloop.fixes import allowing, as_set, in_command
 from eventloop.plugin.new_algorithms import affects_training, first_runs
 from eventloop.run.announcements import Announcements
 from eventloop.run.differences import NOTHING, Allowed
@@ -440,8 +439,9 @@ class Trainer:
 def _further(end: Time) -> str:
     """Returns how to extend a run, as the caller writes it."""
     longer = str(Time(end.value * 2, end.unit))
-    flags = as_set(max_duration=longer) + " with " + allowing("config_change")
-    return Wording(f"`fit(until={longer!r})`", flags.shell) + " goes further"
+    if in_command():
+        return f"{as_set(max_duration=longer)} with {allowing('config_change')} goes further"
+    return f"`fit(until={longer!r})` goes further"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import eventloop
-from eventloop.errors import in_shell, text_of
-from eventloop.fixes import pip, shell, switch_off
+from eventloop.errors import text_of
+from eventloop.fixes import for_command, pip, shell, switch_off
 from eventloop.plugin.assemble import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.name_problems import _several, _unusable
@@ -75,7 +75,8 @@ OURS = {
 )
 def test_a_name_is_one_word(make, start, name):
     """A shell reads the words that were meant, on one line, and nothing else."""
-    text = in_shell(make(name))
+    with for_command():
+        text = make(name)
 
     assert (text[0], text[-1]) == ("`", "`")
     assert text.isprintable()
@@ -95,16 +96,17 @@ def test_a_hostile_package_proposes_nothing_else(name):
     entry_point = EntryPoint(name, "module:Plugin", "eventloop.algorithms")
     found = Found(name, "algorithm", entry_point, name, "1.0")
     plugin = Plugin(name, "algorithm", object(), name, "1.0", source=FROM_ENTRY_POINT)
-    messages = [
-        text_of(_problem(found, ImportError("no"))),
-        text_of(_several([found, found])),
-        text_of(_unusable(found)),
-        text_of(unexpected(found, ValueError("no"))),
-        plugin.fix("fix it"),
-    ]
+    with for_command():
+        messages = [
+            text_of(_problem(found, ImportError("no"))),
+            text_of(_several([found, found])),
+            text_of(_unusable(found)),
+            text_of(unexpected(found, ValueError("no"))),
+            plugin.fix("fix it"),
+        ]
 
     for message in messages:
-        commands = in_shell(message).split("`")[1::2]
+        commands = message.split("`")[1::2]
         assert commands
         for command in commands:
             tokens = list(shlex.shlex(command, posix=True, punctuation_chars=True))

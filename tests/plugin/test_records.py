@@ -6,7 +6,7 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Local
-from eventloop.errors import in_shell
+from eventloop.fixes import for_command
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 
 POINT = EntryPoint("watch", "watch.py:Watch", "eventloop.callbacks")
@@ -46,10 +46,11 @@ WAYS = {
 @pytest.mark.parametrize(("plugin", "origin", "way_out"), WAYS.values(), ids=WAYS)
 def test_a_problem_names_its_plugin_and_the_way_out(plugin, origin, way_out):
     """The way out undoes what brought the plugin; the task has none."""
-    problem = plugin.problem("it broke", "fix it", where="batch_end")
+    with for_command():
+        problem = plugin.problem("it broke", "fix it", where="batch_end")
 
     assert problem.facts["plugin"] == f"{origin}, batch_end"
-    assert in_shell(problem.fix) == ("fix it, or " + way_out if way_out else "fix it")
+    assert problem.fix == (f"fix it, or {way_out}" if way_out else "fix it")
 
 
 @pytest.mark.parametrize(
@@ -61,5 +62,6 @@ def test_a_problem_names_its_plugin_and_the_way_out(plugin, origin, way_out):
 )
 def test_what_is_not_imported_yet_is_named_likewise(found, origin, way_out):
     """An import that fails is told in the words of what fails later."""
-    assert (found.origin, in_shell(found.way_out)) == (origin, way_out)
+    with for_command():
+        assert (found.origin, found.way_out) == (origin, way_out)
     assert found.problem("it broke", "fix it").subjects == (found,)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.cli.printing import aligned
 from eventloop.distributed.process_ends import details, first_line, in_ranks
-from eventloop.errors import Note, TaskError, UsageError, in_shell
+from eventloop.errors import Note, TaskError, UsageError
 from eventloop.secret_values import shown_options
 from eventloop.signals import is_agreed
 
@@ -25,7 +25,7 @@ def report(error: BaseException) -> None:
 
     The first rank that failed reports; the others check that it did.
     """
-    text = f"{first_line(error, in_shell)}\n{details(error, in_shell)}"
+    text = f"{first_line(error)}\n{details(error)}"
     if in_ranks():
         _report_once(error, text)
     else:

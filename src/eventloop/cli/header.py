@@ -10,7 +10,6 @@ import torch
 
 import eventloop
 from eventloop.devices import kind_of
-from eventloop.errors import in_shell
 from eventloop.secret_values import shown_options
 from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url
@@ -59,7 +58,7 @@ def header_lines(
     if trainer.off:
         by_reason: dict[str, list[str]] = {}
         for plugin in trainer.off:
-            by_reason.setdefault(in_shell(plugin.reason), []).append(plugin.name)
+            by_reason.setdefault(plugin.reason, []).append(plugin.name)
         yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
 
 

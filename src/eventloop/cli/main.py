@@ -25,6 +25,7 @@ from eventloop.distributed.process_ends import (
     in_ranks,
 )
 from eventloop.errors import UsageError
+from eventloop.fixes import for_command
 from eventloop.safe_text import one_line
 from eventloop.signals import interrupted, is_interrupted, named_interrupts
 
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: the process's command was interrupted. Python then ends it by SIGINT: a
             shell that sees a mere status of 130 goes on with its script.
     """
-    status = _main(argv)
+    with for_command():
+        status = _main(argv)
     if argv is None and status == INTERRUPTED and not in_ranks():
         sys.excepthook = lambda *_: None  # what happened has been reported
         raise KeyboardInterrupt

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop.distributed.process_ends import in_ranks
-from eventloop.errors import UsageError, in_shell, text_of
+from eventloop.errors import UsageError, text_of
 from eventloop.safe_text import one_line, plain
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def short_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], file: str, *line: Any) -> str:
-        text = in_shell(text_of(message)) if isinstance(message, Warning) else message
+        text = text_of(message) if isinstance(message, Warning) else message
         if file.startswith(_OURS):
             return plain(f"{category.__name__}: {text}\n")
         return usual(text, category, file, *line)
@@ -146,12 +146,12 @@ def _write_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def write_json(content: object) -> None:
-    """Writes JSON that every parser reads, in the shell's words: numbers that aren't finite become null."""
+    """Writes JSON that every parser reads: numbers that aren't finite become null."""
     write_text(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 
 def _one_line(text: str) -> str:
-    return one_line(in_shell(text), _MOST_CHARS)
+    return one_line(text, _MOST_CHARS)
 
 
 def is_heard() -> bool:
@@ -175,4 +175,4 @@ def _finite(content: object) -> object:
         return [_finite(value) for value in content]
     if isinstance(content, float) and not math.isfinite(content):
         return None
-    return in_shell(content) if isinstance(content, str) else content
+    return content

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from eventloop.errors import UsageError, Wording
-from eventloop.fixes import shell
+from eventloop.errors import UsageError
+from eventloop.fixes import in_command, shell
 from eventloop.naming import fold
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class Choice:
         name = fold(found.name)
         if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return None
-        way_in = Wording(f"`{found.role}s=[...]`", shell("-p", found.name))
-        text: str = f"{_NOT_IN_RUN}: installed after the run began; add it with " + way_in
+        way_in = shell("-p", found.name) if in_command() else f"`{found.role}s=[...]`"
+        text = f"{_NOT_IN_RUN}: installed after the run began; add it with {way_in}"
         then = self.off_then.get(name)
         kind: Cause = "since"
         if then is not None and then.kind != "since":

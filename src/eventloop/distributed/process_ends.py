@@ -22,7 +22,6 @@ from eventloop.signals import Terminated, is_interrupted
 
 _FLUSH_S = 1.0
 FAILURE, WRONG_USAGE, NO_CHECKPOINT, INTERRUPTED = 1, 2, 4, 130
-Words = Callable[[str], str]  # `str` chooses those of Python, `in_shell` those of the shell
 
 
 def end_process(status: int) -> None:
@@ -179,17 +178,17 @@ def in_ranks() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def first_line(error: BaseException, words: Words = str, rank: str = "") -> str:
+def first_line(error: BaseException, rank: str = "") -> str:
     """Returns the error with its rank, and the plugin that caused it if a note names it."""
-    line = summary(error, words)
+    line = summary(error)
     if not in_ranks() or _is_signal_s(error):
         return line
     return f"rank {rank or os.environ['RANK']}: {line}"
 
 
-def summary(error: BaseException, words: Words = str) -> str:
+def summary(error: BaseException) -> str:
     """Returns the error, and the plugin that caused it if a note names it."""
-    text, *more = words(text_of(error)).split("\n")
+    text, *more = text_of(error).split("\n")
     raised = [one for one in more if one.startswith(f"{type(error).__name__}: ")]
     if raised and text.startswith("Caught "):  # by a worker of a data loader
         text = f"{raised[-1].partition(': ')[2]} ({text.rstrip('.')})"
@@ -199,7 +198,7 @@ def summary(error: BaseException, words: Words = str) -> str:
     about_plugins = notes_of(error, "plugins")
     notes = [one for one in getattr(error, "__notes__", []) if one and one not in about_plugins]
     if not isinstance(error, EventloopError) and notes:
-        line = f"{line}; {words(notes[0]).partition(chr(10))[0]}"
+        line = f"{line}; {notes[0].partition(chr(10))[0]}"
     return plain(line)
 
 
@@ -218,13 +217,14 @@ def exit_status(error: BaseException) -> int:
     return WRONG_USAGE if isinstance(error, UsageError) else FAILURE
 
 
-def details(error: BaseException, words: Words = str) -> str:
+def details(error: BaseException) -> str:
     """Returns what follows the first line: the rest of the message, or a traceback, and notes."""
     if _is_signal_s(error):
         return ""
-    notes = [*map(words, getattr(error, "__notes__", []))]
+    notes = list(getattr(error, "__notes__", []))
     if not isinstance(error, EventloopError):
         shown = traceback.TracebackException.from_exception(error)
         shown.__notes__ = notes
         return plain("".join(shown.format()))
-    return plain("".join(f"{line}\n" for line in [*words(text_of(error)).split("\n")[1:], *notes]))
+    rest = text_of(error).split("\n")[1:]
+    return plain("".join(f"{line}\n" for line in [*rest, *notes]))

@@ -39,7 +39,7 @@ from eventloop.distributed.answers import (
     has_answered,
 )
 from eventloop.distributed.loopback import host_on_loopback
-from eventloop.distributed.process_ends import Words, in_ranks, is_alive, kill_rank, this_machine
+from eventloop.distributed.process_ends import in_ranks, is_alive, kill_rank, this_machine
 from eventloop.distributed.sealed_records import SealedRecords, token_of_run
 from eventloop.errors import EventloopError, SettingError
 from eventloop.mesh import Layout
@@ -122,7 +122,6 @@ class Bulletin:
         has_failed: whether that has ended with an exception.
         num_batches: how many batches this process has begun.
         answers: its answers to the loop's questions.
-        words: chooses those of Python, or of the shell if a command runs.
         layout: how the ranks are arranged, for their names.
     """
 
@@ -140,7 +139,6 @@ class Bulletin:
         self.has_failed = self.is_inside = False
         self.num_batches = 0
         self.answers = answers_of(os.getpid())
-        self.words: Words = str
         self.layout = Layout({"data": world_size})
 
     def label(self, rank: int | None = None) -> str:

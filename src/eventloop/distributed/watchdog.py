@@ -45,7 +45,7 @@ from eventloop.distributed.thread_location import (
     line_of_thread,
     waits_in_collective,
 )
-from eventloop.errors import EventloopError, in_shell, text_of
+from eventloop.errors import EventloopError, text_of
 from eventloop.signals import is_agreed
 
 # How long a rank that has failed may take to close, before it is ended.
@@ -92,7 +92,6 @@ def watched_command() -> Iterator[None]:
             f"the store of the launcher, at {address}, can't be reached",
             fix="see how torchrun or `eventloop --nproc` ended, and start it again",
         )
-    board.words = in_shell
     with watched():
         yield
         board.finish()
@@ -192,7 +191,7 @@ def _ask_around(board: Bulletin, error: BaseException) -> None:
     blamed, doing = _hung(found, board.label)
     line = f"{doing}; rank {board.label()} waits {line_of_error(error)}"
     error.add_note(line)
-    board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error, board.words)}"))
+    board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error)}"))
     for rank, member in after.items():
         if not found[rank].runs and member is not None and member.is_here:
             kill_rank(member.pid, rank)
@@ -232,7 +231,7 @@ def _hung(found: dict[int, _Doing], label: Callable[[int], str]) -> tuple[int, s
 
 
 def _failure(board: Bulletin, error: BaseException) -> Failure:
-    line, lines = first_line(error, board.words, board.label()), details(error, board.words)
+    line, lines = first_line(error, board.label()), details(error)
     return Failure(board.rank, line, lines, exit_status(error), reported_by=board.rank)
 
 

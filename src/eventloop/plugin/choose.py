@@ -9,7 +9,7 @@ from eventloop import __version__
 from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
-from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest, joined
+from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest
 from eventloop.fixes import install, pip, shell, switch_off, use_without_plugin
 from eventloop.naming import camel, fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
@@ -267,7 +267,7 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Plugin]) -> Itera
                     f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
                     subjects=[plugin, other],
                     plugins=f"{plugin.origin}, {other.origin}",
-                    fix="switch one off: " + joined(map(switch_off, names), " or "),
+                    fix=f"switch one off: {' or '.join(map(switch_off, names))}",
                 )
 
 

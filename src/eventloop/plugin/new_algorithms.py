@@ -13,9 +13,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from eventloop.config.config_files import find_pyproject
-from eventloop.errors import Wording
 from eventloop.files import disk
-from eventloop.fixes import shell, switch_off
+from eventloop.fixes import disable_in_file, in_command, shell, switch_off
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
 
@@ -107,6 +106,6 @@ def _remember(path: Path, names: Iterable[str]) -> None:
 def _announcement(plugin: Plugin) -> str:
     can = "" if plugin.role == "algorithm" else ", can stop a run before its end"
     what = f"new: {plugin.origin} is installed{can}, and takes part here for the first time; "
-    off = switch_off(plugin.name)
-    for_good = f"{shell('eventloop', 'plugins', 'disable', plugin.name)} for good, with "
-    return what + Wording("", f"{off.shell} leaves it out once, and ") + for_good + str(off)
+    once = f"{switch_off(plugin.name)} leaves it out once, and " if in_command() else ""
+    disable = shell("eventloop", "plugins", "disable", plugin.name)
+    return f"{what}{once}{disable} for good, with {disable_in_file(plugin.name)}"

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from importlib_metadata import EntryPoint
 
 from eventloop.config.plugin_flags import Cause, Local, Reason
-from eventloop.errors import EventloopError, PluginError, Wording
-from eventloop.fixes import switch_off
+from eventloop.errors import EventloopError, PluginError
+from eventloop.fixes import in_command, switch_off
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "option"]
@@ -195,8 +195,8 @@ class Plugin:
         if self.by == "flag":
             return f"leave `{self.source}` out"
         if self.by == "Task":
-            flag = f"run with {switch_off(self.name).shell}, or "
-            return Wording("", flag) + f"leave it out of Task({self.role}s=[...])"
+            flag = f"run with {switch_off(self.name)}, or " if in_command() else ""
+            return f"{flag}leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, how: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from eventloop.data.batches import shapes
-from eventloop.errors import Note, joined, notes_of, text_of
+from eventloop.errors import Note, notes_of, text_of
 from eventloop.fixes import as_set
 from eventloop.training.sharded_tensors import sharded
 
@@ -50,7 +50,7 @@ def note_in_evaluation(error: BaseException, state: State) -> None:
 
 
 def _note(error: BaseException, subject: str, fix: str) -> None:
-    error.add_note(Note(joined([f"out of memory with {subject}\n  fix  ", fix], ""), "memory"))
+    error.add_note(Note(f"out of memory with {subject}\n  fix  {fix}", "memory"))
 
 
 def _fix_in_training(state: State) -> str:

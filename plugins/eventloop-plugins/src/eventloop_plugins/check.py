@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_lines, write_table, write_text
-from eventloop.errors import PluginError, in_shell, text_of
+from eventloop.errors import PluginError, text_of
 from eventloop.plugin.assemble import Discovery
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.load import imported
@@ -66,7 +66,7 @@ def run(arguments: Arguments) -> int:
     else:
         write_table(_COLUMNS, [_cells(row) for row in rows])
         for idx, problem in enumerate(problems, 1):
-            write_text(plain(f"\n{idx}. {in_shell(text_of(problem))}"))
+            write_text(plain(f"\n{idx}. {text_of(problem)}"))
         write_lines(
             ["", *(f"remark: {remark}" for remark in found_remarks)] if found_remarks else []
         )

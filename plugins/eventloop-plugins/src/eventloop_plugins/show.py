@@ -9,7 +9,7 @@ from eventloop.cli.arguments import JSON, Arguments, Command
 from eventloop.cli.command_registry import run_command
 from eventloop.cli.printing import write_json, write_lines, write_table, write_text
 from eventloop.config.option_types import Value, flag
-from eventloop.errors import UsageError, closest, in_shell, text_of
+from eventloop.errors import UsageError, closest, text_of
 from eventloop.naming import fold
 from eventloop.plugin.build import plugin_options
 from eventloop.plugin.discover import extensions
@@ -189,7 +189,7 @@ def _write(content: dict[str, Any]) -> None:
     if content["edges"]:
         write_lines(["", "edges:", *content["edges"]])
     if content["problems"]:
-        write_text("\n".join(["", "problems:", *map(plain, map(in_shell, content["problems"]))]))
+        write_text("\n".join(["", "problems:", *map(plain, content["problems"])]))
 
 
 def _text(key: str, value: object) -> str:
