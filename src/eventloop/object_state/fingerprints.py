@@ -7,6 +7,7 @@ import gc
 import itertools
 import operator
 import sys
+import types
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -109,6 +110,8 @@ def fingerprint(value: Any) -> Any:
     if is_numpy_scalar(value):
         return kind, value.tobytes()
     if has_identity(value):
+        return Identities((value,))
+    if kind in (types.FunctionType, types.ModuleType):
         return Identities((value,))
     if kind.__module__ in ("builtins", "itertools"):
         return _fingerprint_of_builtin(value)

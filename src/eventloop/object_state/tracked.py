@@ -322,9 +322,11 @@ class TrackedObjects:
             if location.owner in skipped_owners:
                 skipped_owners.add(path)
                 continue
+            built = self._locations.get(path)
+            if only_changes and built is not None and built.value is value and type(value) in PLAIN_TYPES:
+                continue  # most locations; the rest of this loop takes ten times as long
             if path in self._weight_paths or id(value) in weight_ids or _is_irrelevant(value):
                 continue
-            built = self._locations.get(path)
             has_changed = built is None or built.fingerprint != fingerprint(value)
             if built is not None and location.namespace is None:
                 # Usually an entry: the contents of its container have the change.
