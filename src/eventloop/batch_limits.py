@@ -32,7 +32,8 @@ class LimitBatches:
         _require_positive("LimitBatches", train_batches=train_batches, eval_batches=eval_batches)
         if train_batches is None and eval_batches is None:
             raise ValueError("LimitBatches() has no effect: give train_batches or eval_batches")
-        self.train_batches, self.eval_batches = train_batches, eval_batches
+        self.train_batches = train_batches
+        self.eval_batches = eval_batches
 
     @hookimpl(wrapper=True, tryfirst=True)
     def build_train_dataloader(self, state: State) -> Generator[None, Any, Any]:

@@ -63,7 +63,8 @@ class Time:
 
     def __init__(self, value: str | float | Time, unit: str = "") -> None:
         if isinstance(value, Time):
-            unit, value = value.unit, value.value
+            unit = value.unit
+            value = value.value
         elif isinstance(value, str):
             value, unit = _parse(value)
         if unit not in UNITS:
@@ -202,7 +203,8 @@ class Clock:
         `previous` is the clock before the last batch. The end of an epoch doesn't change it: what an
         epoch's last batch crossed still counts as crossed when the next epoch starts.
         """
-        idx, length = interval._idx, interval.value
+        idx = interval._idx
+        length = interval.value
         return self._now[idx] // length > self._previous[idx] // length
 
 
@@ -219,7 +221,8 @@ def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> T
     if time.unit == "dur":
         if max_duration is None:
             raise ValueError(f"{time} is a fraction of the run, whose max_duration isn't set")
-        value, unit = time.value * max_duration.value, max_duration.unit
+        value = time.value * max_duration.value
+        unit = max_duration.unit
         time = Time(max(1, round(value)) if unit in _WHOLE else value, unit)
     if time.unit == "ep" and time.value != int(time.value):
         if num_batches is None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation
 
 # Two batches show what the first alone doesn't; two epochs, what happens between epochs.
-_DRY_BATCHES, _DRY_DURATION = 2, "2ep"
+_DRY_BATCHES = 2
+_DRY_DURATION = "2ep"
 
 
 class EveryBatch:

@@ -103,8 +103,13 @@ def hookspec(
                 f"{function.__name__} can't be two kinds of hook: `should_...` is a question, "
                 "firstresult=True an action, collection=True a collection"
             )
-        kind: HookKind = "question" if is_question else "action" if firstresult else "event"
-        kind = "collection" if collection else kind
+        kind: HookKind = "event"
+        if is_question:
+            kind = "question"
+        elif firstresult:
+            kind = "action"
+        elif collection:
+            kind = "collection"
         setattr(function, _SPEC, (kind, per, closes, for_algorithms or firstresult, since))
         return _mark_spec(
             function,
@@ -225,7 +230,8 @@ def warnings_of(hook: Hook, argnames: Iterable[str] | None = None) -> list[Warni
         argnames: what it takes; anything unless given.
     """
     options = getattr(hook.spec, f"{PROJECT}_spec", {})
-    of_all, of_args = options.get("warn_on_impl"), options.get("warn_on_impl_args") or {}
+    of_all = options.get("warn_on_impl")
+    of_args = options.get("warn_on_impl_args") or {}
     names = of_args if argnames is None else argnames
     return [*([of_all] if of_all else []), *(of_args[name] for name in names if name in of_args)]
 
@@ -278,7 +284,8 @@ class Edge:
 
     def named(self, names: Mapping[str, str]) -> Edge:
         """Returns the edge with names as they are typed, where these are known by folded name."""
-        first, then = names.get(self.first, self.first), names.get(self.then, self.then)
+        first = names.get(self.first, self.first)
+        then = names.get(self.then, self.then)
         return dataclasses.replace(self, typed=(first, then))
 
 

@@ -101,7 +101,9 @@ class Loop:
         numbers: Numbers,
         best_weights: Callable[[State], AbstractContextManager[None]],
     ) -> None:
-        self._active, self.hooks, self.quiet = active, active.plans, active.quiet
+        self._active = active
+        self.hooks = active.plans
+        self.quiet = active.quiet
         self.move = move
         self.processes = processes
         self._accumulate = retry(self._microbatches)
@@ -244,7 +246,8 @@ class Loop:
 
     def _batch(self, state: State, feed: Feed) -> None:
         """Takes one batch, trains on it, and moves the clock."""
-        hooks, exchange = self.hooks, self.processes.exchange
+        hooks = self.hooks
+        exchange = self.processes.exchange
 
         # Samples and tokens are counted on the host, before the copy to the device.
         hooks.before_dataloader(state)
@@ -257,7 +260,8 @@ class Loop:
 
         hooks.batch_start(state)
         exchange.start(state)
-        self._has_begun, self._can_update = False, True
+        self._has_begun = False
+        self._can_update = True
         self._stepped = False
         if not hooks.should_skip_batch(state):
             self._stepped = hooks.train_batch(state)
@@ -326,7 +330,8 @@ class Loop:
         if not hooks.should_skip_step(state):
             self._stage = "stepping"
             stepped = hooks.optimizer_step(state, optimizers, closure)
-        self._stage, self._stepped = "trained", stepped
+        self._stage = "trained"
+        self._stepped = stepped
         hooks.zero_grad(state, optimizers)
         self._can_update = True
         return stepped
@@ -353,7 +358,8 @@ class Loop:
 
         mean_loss: Tensor | None = None
         for idx, microbatch in enumerate(microbatches):
-            state.microbatch, state.microbatch_idx = microbatch, idx
+            state.microbatch = microbatch
+            state.microbatch_idx = idx
             passes(state, hooks)
             assert state.loss is not None
 
@@ -418,11 +424,13 @@ class Loop:
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
         """Evaluates over all eval data loaders: the default of the action `evaluate`."""
-        hooks, of_set = self.hooks, self._numbers.of_set
+        hooks = self.hooks
+        of_set = self._numbers.of_set
         with evaluation_mode(state, logs=True):
             hooks.eval_before_all(state)
             for name in state.eval_sets:
-                state.eval_name, dataloader = name, state.eval_dataloaders[name]
+                state.eval_name = name
+                dataloader = state.eval_dataloaders[name]
                 metrics = state.metrics[f"eval/{name}"]
                 for metric in metrics.values():
                     metric.reset()
@@ -515,7 +523,8 @@ class Loop:
         after that follows now, from the plugin whose hook raised. A batch that raised within a step
         isn't repeated; a warning names it.
         """
-        interrupted, self._interrupted = self._interrupted, None
+        interrupted = self._interrupted
+        self._interrupted = None
         if interrupted is None:
             return
         if interrupted.repeats_batch:
@@ -524,9 +533,11 @@ class Loop:
                 warn_of_counts_twice(state)
         elif interrupted.is_in_epoch and interrupted.stage != "batch done":
             self._stage = interrupted.stage
-            state.batch, state.loss = interrupted.batch, interrupted.loss
+            state.batch = interrupted.batch
+            state.loss = interrupted.loss
             if interrupted.loses_batch:
-                state.loss, self._stepped = None, False
+                state.loss = None
+                self._stepped = False
                 warn_of_lost_batch(state, interrupted)
             if interrupted.has_uncounted_batch:
                 self.processes.exchange.start(state)
@@ -546,7 +557,8 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, in another process."""
-        self._evaluated_at, self._saved_at = state["evaluated_at"], state["saved_at"]
+        self._evaluated_at = state["evaluated_at"]
+        self._saved_at = state["saved_at"]
         self.is_finished = state["is_finished"]
 
     def _evaluate_once(self, state: State) -> None:
@@ -581,8 +593,10 @@ class Loop:
         if self._saved_at == state.clock.batch:
             return
         # The checkpoint itself says that it was saved at this batch count.
-        previously_saved_at, self._saved_at = self._saved_at, state.clock.batch
-        was_requested, state.checkpoint_requested = state.checkpoint_requested, False
+        previously_saved_at = self._saved_at
+        self._saved_at = state.clock.batch
+        was_requested = state.checkpoint_requested
+        state.checkpoint_requested = False
         try:
             # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.
             self.deliver_everything(state)

@@ -75,7 +75,8 @@ class Layout:
 
     def data_rank(self, rank: int) -> int:
         """Returns the number of a rank's samples, of `data_world_size`."""
-        at, number = self.position(rank), 0
+        at = self.position(rank)
+        number = 0
         for name in self.data:
             number = number * self.sizes[name] + at[name]
         return number

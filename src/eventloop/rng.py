@@ -117,7 +117,8 @@ def arrays_to_tensors(value: Any) -> Any:
         return {key: arrays_to_tensors(one) for key, one in value.items()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        raw, kind = bytearray(value.tobytes()), torch.uint8
+        raw = bytearray(value.tobytes())
+        kind = torch.uint8
         words = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
         return {"array": str(value.dtype), "shape": list(value.shape), "bytes": words}
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
@@ -209,7 +210,8 @@ def _fingerprint_of_numpy(module: Any) -> Callable[[], Any]:
 
     Where the flag and the normal number that waits lie is found by another generator.
     """
-    generator, number = module.get_state.__self__, 0.123456789
+    generator = module.get_state.__self__
+    number = 0.123456789
     probe = type(generator)(0)
     probe.set_state({**probe.get_state(legacy=False), "has_gauss": 1, "gauss": number})
     memory = ctypes.string_at(id(probe), type(probe).__basicsize__)
@@ -221,7 +223,8 @@ def _fingerprint_of_numpy(module: Any) -> Callable[[], Any]:
     def fingerprint() -> Any:
         nonlocal bits, end
         if (now := module.get_bit_generator()) is not bits:
-            bits, end = now, None
+            bits = now
+            end = None
             if type(bits).__name__ == "MT19937" and first >= 0:
                 end = _memory(bits.ctypes.state_address + 625 * 4 - _NUM_BYTES, _NUM_BYTES)
         return repr(module.get_state(legacy=False)) if end is None else (end.raw, waiting.raw)
@@ -245,7 +248,8 @@ def _fingerprint_of_torch() -> Callable[[], Any]:
         waiting = _memory(start + 24 + 624 * 4, 17)  # a float and a double, each before its flag
 
         def fingerprint() -> tuple[Any, ...]:
-            words, normal = head.raw, waiting.raw  # the flag is one byte of four
+            words = head.raw
+            normal = waiting.raw  # the flag is one byte of four
             return words[:12], words[16:], normal[4] and normal[:4], normal[16] and normal[8:]
 
         return fingerprint
@@ -297,7 +301,8 @@ class KeptGenerators:
                 for name, one in now.items()
             }
             KeptGenerators._last = now, states
-        self._before, self._states = now, states
+        self._before = now
+        self._states = states
         self._accelerator = opened_accelerator()
         self.gpu = None if self._accelerator is None else self._accelerator.get_rng_state()
         self._others = [(one, get_rng_state(one)) for one in others]

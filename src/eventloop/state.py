@@ -365,7 +365,8 @@ class State:
     @contextmanager
     def evaluating(self, names: Iterable[str]) -> Iterator[None]:
         """Has evaluations inside of it go over these eval data loaders."""
-        outer_sets, self.eval_sets = self.eval_sets, tuple(names)
+        outer_sets = self.eval_sets
+        self.eval_sets = tuple(names)
         try:
             yield
         finally:
@@ -545,7 +546,8 @@ class State:
                 a name; the loss is None, or depends on no parameter of theirs.
         """
         names = self.optimizers if optimizers is None else optimizers
-        outer, self.enclosed = self.enclosed, None  # is the caller's, and not its events'
+        outer = self.enclosed
+        self.enclosed = None  # is the caller's, and not its events'
         try:
             return self._update(self, loss_fn, names)
         finally:

@@ -86,7 +86,9 @@ class Trainer:
             raise TypeError("a Request has plugins and settings already")
         with short_in_notebooks():
             self._run = run = open_run(task)
-        self.state, self._hooks, self._loop = run.state, run.active.plans, run.loop
+        self.state = run.state
+        self._hooks = run.active.plans
+        self._loop = run.loop
         self._finalizer = weakref.finalize(self, run.close)
         is_unnamed = run.state.settings.run_dir is None and task.scratch is None
         self._announcements = Announcements(run.state, makes_folder=is_unnamed)
@@ -211,7 +213,8 @@ class Trainer:
                 )
             check_trainable(self._run, end)
             state.until = end
-            stopped, first_batch = self._earlier_stop(), None
+            stopped = self._earlier_stop()
+            first_batch = None
             if reason := self._why_nothing_to_train(until):
                 if state.rank == 0:  # all ranks know it
                     warnings.warn("nothing to train: " + reason, stacklevel=2)
@@ -377,7 +380,8 @@ class Trainer:
 
     def _earlier_stop(self) -> Stopped | None:
         """Returns why the run is stopped before a fit, in this process or the one it resumes."""
-        start, moment = self._run.start, self.state.clock.moment()
+        start = self._run.start
+        moment = self.state.clock.moment()
         if self._loop.resume_point.is_loaded and start.stop_reason is not None:
             return Stopped(start.stop_reason, start.stopped_by, moment)
         return stop_of(self.state)
@@ -393,7 +397,8 @@ class Trainer:
 
     def _why_nothing_to_train(self, until: str | Time | None) -> str:
         """Returns why a fit would do nothing, or ""."""
-        state, stopped = self.state, self._run.start.stop_reason
+        state = self.state
+        stopped = self._run.start.stop_reason
         done = f"epoch {state.clock.epoch_number}, batch {state.clock.batch}"
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
         # A run that was killed later has done all of a shorter fit, its end included.

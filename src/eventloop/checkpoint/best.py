@@ -38,7 +38,8 @@ class Best:
     """
 
     def __init__(self, metric: NamedMetric) -> None:
-        self._followed, self.eval_set = metric, metric.eval_set
+        self._followed = metric
+        self.eval_set = metric.eval_set
         self._name = f"{'max' if metric.is_higher else 'min'} {metric.name}"
         self._sign = 1.0 if metric.is_higher else -1.0
         self._value = -math.inf
@@ -55,7 +56,8 @@ class Best:
         if not value > self._value:  # a NaN is never the best
             return False
         self._before = (self._value, self.batch)
-        self._value, self.batch = value, batch
+        self._value = value
+        self.batch = batch
         return True
 
     def batch_without(self, batch: int) -> int | None:
@@ -74,7 +76,8 @@ class Best:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; the best of another metric is ignored."""
         if state.get("metric") == self._name:
-            self._value, self.batch = state["value"], state["batch"]
+            self._value = state["value"]
+            self.batch = state["batch"]
 
 
 class BestWeights:
@@ -94,7 +97,10 @@ class BestWeights:
         saver: Saver,
         local: Callable[[Place], Path],
     ) -> None:
-        self._active, self._states, self._saver, self._local = active, states, saver, local
+        self._active = active
+        self._states = states
+        self._saver = saver
+        self._local = local
         self.lent: Place | None = None
 
     @contextmanager
@@ -121,7 +127,8 @@ class BestWeights:
         if place is None:
             yield
             return
-        hooks, names = self._active.plans, self._active.assembly.exporting
+        hooks = self._active.plans
+        names = self._active.assembly.exporting
         weights, states, left_out = weights_and_states(self._local(place), names)
         # As this rank has them: of shards, those that are its own.
         now = copy.deepcopy(dict(state.model.state_dict()))

@@ -152,7 +152,8 @@ class Capture:
         Args:
             left_out: the digest of the weights that the parts don't have; None if they have all.
         """
-        hooks, training = self._hooks, parts["training"]
+        hooks = self._hooks
+        training = parts["training"]
         weights = with_names_of(state.model, parts["model"])
         self.changed_structure = training.get("structure", {})
         restore_structure(state, self.changed_structure, weights)
@@ -225,7 +226,8 @@ def restore_model(
     if left_out is not None and strict:
         require_same_rest(state, hooks, weights, left_out)
         weights = {**state.model.state_dict(), **weights}
-    own, saved = state.model.state_dict(), weights
+    own = state.model.state_dict()
+    saved = weights
     if any(sharded(one) is not None for one in own.values()):
         weights = {name: shards_like(one, own.get(name)) for name, one in weights.items()}
     elif not _is_sharded(state, hooks):
@@ -350,10 +352,12 @@ class Snapshot:
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the nest with copies of its tensors, which overwrite those of the call before."""
-        self._last, self._buffers = self._buffers, {}
+        self._last = self._buffers
+        self._buffers = {}
         taken = {name: self._copy((name,), value) for name, value in parts.items()}
         events = (kind.record() for kind in self._kinds)
-        self._events, self._last = [event for event in events if event is not None], {}
+        self._events = [event for event in events if event is not None]
+        self._last = {}
         return taken
 
     def wait(self) -> None:

@@ -157,7 +157,9 @@ class Draft:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._batch, self._rank, self._world_size = batch, rank, world_size
+        self._batch = batch
+        self._rank = rank
+        self._world_size = world_size
         self._files: dict[str, bytes | tensor_file.NewTensors] = {}
         self._sharded: list[str] = []
         self._made: list[Path] = []

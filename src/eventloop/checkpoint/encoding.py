@@ -188,7 +188,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
-    items, is_plain_json = {}, True
+    items = {}
+    is_plain_json = True
     for key, one in value.items():
         if type(key) is not str:
             if type(key) is not int:

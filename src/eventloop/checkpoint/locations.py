@@ -105,7 +105,8 @@ class Storage:
 def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
     """Returns where the files of a run are, in `wanted` or else `new_run_dir`; creates nothing."""
     if isinstance(wanted, Url):
-        run_dir, storage = local_folder(wanted), storage_for(wanted)
+        run_dir = local_folder(wanted)
+        storage = storage_for(wanted)
         store = storage.checkpoints(wanted / FOLDER, run_dir / FOLDER)
         return Storage(run_dir, store, storage.lock(wanted, RunLock(run_dir)))
     run_dir = wanted or new_run_dir
@@ -141,7 +142,8 @@ class _Blamed:
     """Wraps a storage, or the checkpoints in it, and adds a note to its unexpected exceptions."""
 
     def __init__(self, blamed: UrlStorage | UrlCheckpoints, origin: str) -> None:
-        self._blamed, self._origin = blamed, origin
+        self._blamed = blamed
+        self._origin = origin
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._blamed, name)
@@ -202,7 +204,8 @@ def checkpoints_at(path: Path) -> list[Path]:
     if not path.is_dir():
         raise _no_folder(path)
     # The path is the user's and may be a link; what is in a run's folder may be a stranger's.
-    own, inside = path.resolve() if path.is_symlink() else path, path / FOLDER
+    own = path.resolve() if path.is_symlink() else path
+    inside = path / FOLDER
     if _is_checkpoint(path):
         return [own]
     return Store(inside if os.path.lexists(inside) else own).paths()
@@ -228,7 +231,8 @@ def checkpoint_at(path: Path) -> tuple[Path, list[FoundCheckpoint[Path]]]:
     refused: list[FoundCheckpoint[Path]] = []
     paths: list[Path] = []
     while not paths or len(refused) < len(paths):  # a run under way has removed some meanwhile
-        paths, refused = require_checkpoints(path), []
+        paths = require_checkpoints(path)
+        refused = []
         if len(paths) == 1:  # reading it reports what is wrong with it
             return paths[0], []
         for one in paths:

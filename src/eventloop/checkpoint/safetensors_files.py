@@ -99,7 +99,8 @@ class NewTensors:
         offsets: dict[str, list[int]] = {}
         end = 0
         for name in ordered:
-            start, end = end, end + tensors[name].nbytes
+            start = end
+            end = end + tensors[name].nbytes
             offsets[name] = [start, end]
         header: dict[str, Any] = {METADATA: {"format": "pt"} | _places_of(slices)}
         for name, tensor in tensors.items():

@@ -67,7 +67,8 @@ def saved_tensors(
     folder: Path, part: str, manifest: Manifest, nearest: float = 0.0
 ) -> dict[str, SavedTensor]:
     """Returns the tensors of a verified part by name, not loaded; see `TensorFiles`."""
-    whole, shards = manifest.parts[part].get(".safetensors"), manifest.shards_of(part)
+    whole = manifest.parts[part].get(".safetensors")
+    shards = manifest.shards_of(part)
     return TensorFiles(folder, whole, shards, manifest.files, nearest).tensors()
 
 
@@ -187,7 +188,8 @@ class TensorFiles:
         """Copies a part of an entry; one that isn't contiguous, some rows at a time."""
         import torch
 
-        num_bytes, held = entry.end - entry.start, entry.box.shape
+        num_bytes = entry.end - entry.start
+        held = entry.box.shape
         row_bytes = num_bytes // held[0] if held else num_bytes
         first, num_rows = (part.offsets[0], part.shape[0]) if held else (0, 1)
         start = self._known[name][1] + entry.start + first * row_bytes

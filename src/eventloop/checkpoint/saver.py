@@ -122,7 +122,8 @@ class Saver:
                 self.remove_surplus(state)
 
         as_first(self._processes.from_first, begin)
-        folder, saves = self._store.folder, self._interval is not None and state.world_size > 1
+        folder = self._store.folder
+        saves = self._interval is not None and state.world_size > 1
         if not saves or isinstance(folder, Url):  # to a URL each rank uploads what it has
             return
         if holds_slices(self._hooks.capture_model(state)):
@@ -162,10 +163,12 @@ class Saver:
     @hookimpl
     def save_checkpoint(self, state: State) -> Place:
         self._settle(state)
-        (parts, facts), batch = state.capture(), state.clock.batch
+        parts, facts = state.capture()
+        batch = state.clock.batch
         crew = self._processes.crew() if holds_slices(parts["model"]) else ALONE
         if state.rank == 0 or crew.world_size > 1:
-            taken, names = self._snapshot.take(parts), trained_names(state.model)
+            taken = self._snapshot.take(parts)
+            names = trained_names(state.model)
             best = (
                 (self._best.batch, self._best.batch_without(batch)) if self._best else (None, None)
             )
@@ -259,8 +262,11 @@ class Saver:
                 self._lock.require()
             return are_finite(held(parts["model"]), names)
 
-        found = set(crew.run(look))
-        finite = False if False in found else True if True in found else None
+        answers = crew.run(look)  # None from a rank that has no weights to look at
+        if False in answers:
+            finite: bool | None = False
+        else:
+            finite = True if True in answers else None
         is_usable = finite is not False
         best = best_batches[0 if is_usable else 1]
         path: Any = self._store.save(batch, parts, {**facts, "finite": finite, "best": best}, crew)
@@ -277,11 +283,13 @@ class Saver:
 
     def _prune(self, prune: Callable[[], object]) -> None:
         """Removes surplus checkpoints; what can't be removed costs space, but no work."""
-        self._retry, self._surplus = None, ""
+        self._retry = None
+        self._surplus = ""
         try:
             prune()
         except (CheckpointError, OSError) as error:
-            self._retry, self._surplus = prune, text_of(error)
+            self._retry = prune
+            self._surplus = text_of(error)
 
     def remove_surplus(self, state: State) -> None:
         """Removes checkpoints that an earlier process should have removed, but couldn't.
@@ -290,7 +298,8 @@ class Saver:
         """
         if self._num_newest is None or not state.clock.batch:
             return
-        num_newest, batch = self._num_newest, state.clock.batch
+        num_newest = self._num_newest
+        batch = state.clock.batch
         best = None if self._best is None else self._best.batch
 
         def prune() -> None:
@@ -314,7 +323,8 @@ class Saver:
         self.remove_surplus(state)
 
     def _warn_of_surplus(self) -> None:
-        surplus, self._surplus = self._surplus, ""
+        surplus = self._surplus
+        self._surplus = ""
         if surplus:
             warnings.warn(
                 "a surplus checkpoint stays, and the run continues; the next save, the end of the run and "
@@ -340,7 +350,8 @@ class Saver:
 
     def _tell_of_written(self, state: State) -> None:
         """Calls `checkpoint_saved` for a checkpoint that the thread has written, on rank 0."""
-        written, self._written = self._written, None
+        written = self._written
+        self._written = None
         if written is None:
             return
         if self._best is not None and not written.is_usable:
@@ -350,7 +361,8 @@ class Saver:
 
     def _fatal_failure(self) -> BaseException | None:
         """Takes the failure of a save, and returns it; warns instead if the run continues."""
-        failure, self._writer.failure = self._writer.failure, None
+        failure = self._writer.failure
+        self._writer.failure = None
         expected = isinstance(failure, CheckpointError | OSError)
         if failure is None or self._on_error == "raise" or not expected:
             return failure

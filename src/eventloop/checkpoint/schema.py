@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.checkpoint_files import Checkpoint
 
 _FIX = "use another checkpoint, or start a new run in another run_dir"
-_MOST_CHARS, _MOST_CHARS_OF_A_VALUE = 300, 80
+_MOST_CHARS = 300
+_MOST_CHARS_OF_A_VALUE = 80
 # What code raises of values that it wasn't made for; what it raises for lack of memory, and of a
 # rank that is gone, isn't among them.
 _OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
@@ -135,9 +136,13 @@ def _refused(value: Any, path: str, expected: str) -> FormError:
     return FormError(f"{path} is {shown}, not {expected}")
 
 
-BOOL, STR, TENSOR, INT = is_a(bool), is_a(str), is_a(Tensor), is_a(int, but=bool)
+BOOL = is_a(bool)
+STR = is_a(str)
+TENSOR = is_a(Tensor)
+INT = is_a(int, but=bool)
 FLOAT = is_a(float, int, but=bool)
-COUNT, SINCE = between(0, 2**53), between(-1, 2**53)  # -1 stands for never
+COUNT = between(0, 2**53)
+SINCE = between(-1, 2**53)  # -1 stands for never
 RANKS = between(1, 2**16)
 SECONDS = between(0, 2**53, FLOAT)
 SCALE = between(math.ulp(0.0), 2.0**126, FLOAT)

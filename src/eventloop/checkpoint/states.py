@@ -186,7 +186,8 @@ def _rng_states(state: State) -> dict[str, Any]:
 def _put(state: State, rng_states: Mapping[str, Any]) -> None:
     set_global_rng_states(rng_states["host"])
     kind = kind_of(state.device)
-    of_device, own = rng_states.get("device"), kind.get_rng_state()
+    of_device = rng_states.get("device")
+    own = kind.get_rng_state()
     if of_device is not None and own is not None and of_device.shape == own.shape:
         kind.set_rng_state(of_device)
     for name, one in rng_states["named"].items():
@@ -212,7 +213,8 @@ class UnreadTensor(Tensor):
         made: UnreadTensor = torch.Tensor._make_wrapper_subclass(
             cls, saved.shape, dtype=saved.dtype, device=torch.device("cpu")
         )
-        made._saved, made._held = saved, None
+        made._saved = saved
+        made._held = None
         return made
 
     def entries(self, *, to_stay: bool) -> Tensor:
@@ -303,7 +305,8 @@ def shards_like(value: Any, like: Any) -> Any:
     shape = torch.Size(value.shape)
     is_alike = shape == one.shape
     placements = one.placements if is_alike else [Replicate()] * one.device_mesh.ndim
-    entries, strides = shard_of(value, one, placements), torch.empty(shape, device="meta").stride()
+    entries = shard_of(value, one, placements)
+    strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
         entries, one.device_mesh, placements, run_check=False, shape=shape, stride=strides
     )

@@ -249,7 +249,8 @@ class Store:
         with ExitStack() as folders:
 
             def begin() -> None:
-                draft, folder = Draft(parts, facts, batch, crew.rank, crew.world_size), target
+                draft = Draft(parts, facts, batch, crew.rank, crew.world_size)
+                folder = target
                 makes_folder = apart or crew.rank == 0
                 if makes_folder:
                     self.clear()

@@ -213,7 +213,9 @@ def _damages_of_part(
     folder: Path, part: str, manifest: Manifest, *, shards: bool = True
 ) -> Iterator[CorruptFileError]:
     """Reads the files of a part and yields their damage."""
-    files, slices, is_whole = manifest.parts[part], Slices(), True
+    files = manifest.parts[part]
+    slices = Slices()
+    is_whole = True
     names: dict[str, None] = {}
     of_shards = manifest.shards_of(part) if shards else []
     for name in [*of_shards, *([files[".safetensors"]] if ".safetensors" in files else [])]:

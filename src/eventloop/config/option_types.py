@@ -230,7 +230,8 @@ def _reason(option: Option, raw: object) -> str:
                 _PARSERS[member](raw)
             except ValueError as error:
                 return str(error)
-    choices, shown = _choices(option.type), "none" if raw is None else repr(raw)
+    choices = _choices(option.type)
+    shown = "none" if raw is None else repr(raw)
     kind = "one of" if choices else "of type"
     return f"{shown} isn't {kind} {option.type_name}{closest(str(raw), choices)}"
 

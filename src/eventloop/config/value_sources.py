@@ -19,7 +19,8 @@ TIMEOUT_VARIABLE = "EVENTLOOP_TIMEOUT_S"
 TOKEN_VARIABLE = "EVENTLOOP_STORE_TOKEN"
 _NO_SETTINGS = (AUTOLOAD_VARIABLE, SITE_VARIABLE, TIMEOUT_VARIABLE, TOKEN_VARIABLE)
 SourceKind = Literal["flag", "keyword", "variable", "file"]
-_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
+_YES = ("true", "yes", "on", "1")
+_NO = ("false", "no", "off", "0", "")
 
 
 @dataclass(frozen=True)

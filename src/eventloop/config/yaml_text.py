@@ -82,7 +82,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         for key, _ in node.value:
             if key.tag in _SPECIAL_KEYS:
                 continue
-            name, mark = self.construct_object(key, deep=True), key.start_mark
+            name = self.construct_object(key, deep=True)
+            mark = key.start_mark
             if not isinstance(name, Hashable):
                 raise _refused("a key is neither text nor a number", mark)
             if name in lines:
@@ -96,7 +97,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
             is_number = node.tag.rpartition(":")[2] in ("int", "float")
             if is_number and len(node.value) > _MAX_DIGITS:
                 raise _refused(f"a number of {len(node.value):,} characters", node.start_mark)
-            self._num_chars[node], self._num_levels[node] = 1 + len(node.value), 1
+            self._num_chars[node] = 1 + len(node.value)
+            self._num_levels[node] = 1
             return
         pairs = isinstance(node, yaml.MappingNode)
         parts = [one for pair in node.value for one in pair] if pairs else node.value

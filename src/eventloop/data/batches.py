@@ -127,7 +127,8 @@ def num_samples(batch: Any) -> int:
         inputs, targets = batch
         if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
             try:
-                shape, of_targets = inputs.shape, targets.shape
+                shape = inputs.shape
+                of_targets = targets.shape
             except RuntimeError:  # a nested tensor of strided layout has no shape (torch 2.13)
                 return _leading_that_fits(batch)
             if shape and of_targets:
@@ -260,7 +261,8 @@ def _leading_that_fits(batch: Any) -> int:
     if _is_annotations(batch) and len(batch) > 2 and len(batch) != size:
         raise _ambiguous(batch, size, next(iter(sizes)))
     if size == 0:
-        what, fix = "has no samples", "let the data loader leave empty batches out"
+        what = "has no samples"
+        fix = "let the data loader leave empty batches out"
         raise TaskError(f"a batch of {describe(batch)} {what}", fix=fix)
     return size
 
@@ -406,7 +408,8 @@ def _ambiguous(batch: Any, size: int, path: str) -> TaskError:
 
 def _counting_line(batch: Any, sizes: Mapping[str, int]) -> str:
     """Returns the argument of Task that counts the samples of a batch whose tensors disagree."""
-    inputs, targets = inputs_of(batch), targets_of(batch)
+    inputs = inputs_of(batch)
+    targets = targets_of(batch)
     if isinstance(inputs, Tensor) and inputs.is_nested:
         line = "Task(num_samples=lambda batch: batch[0].size(0)"
         if isinstance(
@@ -485,7 +488,8 @@ def _shapes(value: Any, depth: int) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {shape_text(value)}"
     if not depth or not isinstance(value, Mapping | tuple | list):
-        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        shape = getattr(value, "shape", None)
+        dtype = getattr(value, "dtype", None)
         known = "" if shape is None or dtype is None else f" {dtype} {tuple(shape)}"
         return type(value).__name__ + known
     more = ", ..." if len(value) > _MOST_PARTS else ""

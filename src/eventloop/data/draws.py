@@ -83,7 +83,8 @@ class Draws:
 
     def take_all(self) -> None:
         """Seeds all generators from now on, and no longer looks which of them move."""
-        self._known, self.seeds_all = set(host_generators()), False
+        self._known = set(host_generators())
+        self.seeds_all = False
 
     def reads_seeds(self, read: Read, what: Any) -> bool:
         """Returns whether the function reads seeds or states of generators that it doesn't draw from.
@@ -104,7 +105,9 @@ class Draws:
 
     def _look(self, read: Read, what: Any) -> tuple[set[str], Any]:
         """Reads with all generators seeded; returns the names of those that moved, and the result."""
-        hosts, moved, seeded = host_generators(), set[str](), dict[str, Any]()
+        hosts = host_generators()
+        moved = set[str]()
+        seeded = dict[str, Any]()
 
         def look() -> None:
             moved.update(name for name, one in seeded.items() if hosts[name].fingerprint() != one)

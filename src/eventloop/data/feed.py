@@ -239,7 +239,8 @@ class Feed:
             )
         is_free = not state["under_way"] or self._source.suits_any_ranks
         if self._other_ranks(state) and not is_free:
-            now, all_now = self._processes.data_world_size, self._processes.world_size
+            now = self._processes.data_world_size
+            all_now = self._processes.world_size
             ranks = f"{state['world_size']} {'ranks' if now == all_now else 'data ranks'}"
             raise TaskError(
                 f"the run was stopped in mid-epoch with {ranks}, and only they "

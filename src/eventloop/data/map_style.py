@@ -100,7 +100,8 @@ class MapStyleSource(Source):
 
     @property
     def even_sizes(self) -> Any:
-        steps, loader = self.order.sampler, self._dataloader
+        steps = self.order.sampler
+        loader = self._dataloader
         is_own = loader.collate_fn is not default_collate or reads_batches(loader.dataset)
         if is_own or type(steps) is not BatchSampler:
             return None
@@ -194,7 +195,8 @@ class MapStyleSource(Source):
 
     def _keep_step_size(self, saved: Saved) -> None:
         """Keeps the number of samples a step, unless another batch_size is set."""
-        size, world_size = self._dataloader.batch_size, self._ranks[1]
+        size = self._dataloader.batch_size
+        world_size = self._ranks[1]
         then = saved["global_batch_size"]
         is_shared_here = saved["order"]["kind"] in (*SHARED, "drawn")
         if size is None or not is_shared_here or saved.get("batch_size") != size:
@@ -216,7 +218,8 @@ class MapStyleSource(Source):
 
     def _require_same(self, saved: Saved) -> None:
         """Checks that a step takes the samples that it took when the epoch began."""
-        now, then = self._step_size, saved["global_batch_size"]
+        now = self._step_size
+        then = saved["global_batch_size"]
         num_samples = self._map_style.num_samples_of_epoch
         if num_samples != saved["num_samples"]:
             raise TaskError(
@@ -276,7 +279,8 @@ def iterate(dataloader: Any) -> Iterator[Any]:
         or isinstance(dataset := dataloader.dataset, (IterableDataset, MapDataPipe))
     ):
         return iter(dataloader)
-    indices, collate = iter(dataloader.batch_sampler), dataloader.collate_fn
+    indices = iter(dataloader.batch_sampler)
+    collate = dataloader.collate_fn
     torch.empty((), dtype=torch.int64).random_(generator=dataloader.generator)  # the workers' seed
     read = getattr(dataset, "__getitems__", None)
 
@@ -334,4 +338,5 @@ class LoaderPasses:
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:
         """Restores what `state_dict` returned."""
-        self._draws_once, self._has_begun = state["seeds_once"], state["has_begun"]
+        self._draws_once = state["seeds_once"]
+        self._has_begun = state["has_begun"]

@@ -64,7 +64,8 @@ def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> lis
         if size * num % samples:
             raise _uneven(parts, name, samples, num, size)
         for piece, start in zip(pieces, starts, strict=True):
-            begin, end = start * num // samples, min(start + size, samples) * num // samples
+            begin = start * num // samples
+            end = min(start + size, samples) * num // samples
             piece[name] = _piece(part, begin, end, num)
     return pieces
 

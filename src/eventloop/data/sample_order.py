@@ -127,7 +127,9 @@ class Order(Sampler[Any]):
         if type(self.sampler) is BatchSampler and hasattr(samples, "start_at") and num_taken:
             self.first = next(order)
             samples.start_at(num_taken * self.sampler.batch_size)
-            order, num_taken, checksum = self._draw(), 0, None
+            order = self._draw()
+            num_taken = 0
+            checksum = None
         for entry in itertools.islice(order, num_taken):
             self.first = entry if num_drawn == 0 else self.first
             num_drawn += 1

@@ -111,7 +111,9 @@ class SampleSeeds:
         epoch = self.epoch
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
-        self.first, self.saved, self.moved = first, KeptGenerators(own), True
+        self.first = first
+        self.saved = KeptGenerators(own)
+        self.moved = True
         return self.saved
 
     def end_batch(self) -> None:
@@ -168,7 +170,8 @@ class SeededDataset(StandIn):
         return self._read(indices, self._batch if self._batched else self._samples)
 
     def _read(self, indices: Sequence[Any], read: Read) -> Any:
-        seeds, draws = self._seeds, self._draws
+        seeds = self._seeds
+        draws = self._draws
         if draws is None:
             seeds.start_batch(indices[0], ())
             return self._ended(lambda: read(indices, None), moved=False)
@@ -267,7 +270,8 @@ class SeededDataset(StandIn):
         return read_batch(self._dataset, _plain(indices))
 
     def _samples(self, indices: Sequence[Any], seed: Seed | None) -> list[Any]:
-        dataset, plain = self._dataset, _plain(indices)
+        dataset = self._dataset
+        plain = _plain(indices)
         if seed is None and not self._generators:
             return read_samples(dataset, plain)
         samples: list[Any] = []
@@ -306,7 +310,8 @@ class SeededCollate:
 
     def __call__(self, samples: Any) -> Any:
         """Makes a batch of samples."""
-        seeds, moved = self._seeds, self._seeds.moved
+        seeds = self._seeds
+        moved = self._seeds.moved
         try:
             seeds.moved = True
             found = self._draws.run(self._collate, samples, KeptGenerators())

@@ -27,7 +27,8 @@ class DeviceKind:
     has_sync_batch_norm: bool = False
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.is_host = device, device.type == "cpu"
+        self.device = device
+        self.is_host = device.type == "cpu"
 
     @property
     def streams(self) -> Any:

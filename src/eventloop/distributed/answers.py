@@ -119,12 +119,14 @@ class Answers:
         return f"{num_asked} {since}{events}"
 
     def _recorded(self, idx: int, plan: Callable[..., Any]) -> Callable[..., Any]:
-        recent, is_rare = self._recent, QUESTIONS[idx] in RARE
+        recent = self._recent
+        is_rare = QUESTIONS[idx] in RARE
 
         def ask(state: State, *rest: Any) -> Any:
             answer = plan(state, *rest)
             if answer:
-                batch, number = state.clock.batch, self._num_asked
+                batch = state.clock.batch
+                number = self._num_asked
                 recent.append((number, batch, idx))
                 self.digest = crc32(b"%d %d" % (number, idx), self.digest)
                 self._num_asked += 1

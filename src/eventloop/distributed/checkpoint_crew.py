@@ -42,8 +42,10 @@ class CrewOfRanks(Crew):
     def __init__(self, group: Any) -> None:
         import torch.distributed as dist  # takes seconds, which listing checkpoints does without
 
-        self._dist, self._group = dist, group
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._dist = dist
+        self._group = group
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
 
     def run(self, step: Callable[[], T]) -> list[T]:
         own: BaseException | None = None

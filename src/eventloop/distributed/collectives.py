@@ -61,7 +61,10 @@ class ExchangeOfRanks(Exchange):
         self._interval = 1.0
         # Since the last exchange: batches, seconds on rank 0, and what the losses weighed.
         self._since = time.perf_counter()
-        self._num_batches, self._seconds, self._weight, self._sent = 0, 0.0, 0.0, 0.0
+        self._num_batches = 0
+        self._seconds = 0.0
+        self._weight = 0.0
+        self._sent = 0.0
         self._answers.start_digest()
         self._sent_digest = 0
 
@@ -77,7 +80,8 @@ class ExchangeOfRanks(Exchange):
         self._weight += weight
 
     def start(self, state: State) -> None:
-        since, self._since = self._since, time.perf_counter()
+        since = self._since
+        self._since = time.perf_counter()
         self._seconds += (self._since - since) * (self._processes.rank == 0)
         self._num_batches += 1
         if self._board is not None:
@@ -87,7 +91,8 @@ class ExchangeOfRanks(Exchange):
         if not is_due and self._num_batches < self._interval:
             return
         stops = self._is_urgent or (is_due and self._stop_reason is not None)
-        self._sent, self._sent_digest = self._weight, self._answers.digest
+        self._sent = self._weight
+        self._sent_digest = self._answers.digest
         counts = (state.count.samples, state.count.tokens, self._seconds, self._sent)
         # Read through the array, no operation of torch is needed to see the sums.
         requests = (float(stops), float(self._checkpoint))
@@ -109,7 +114,9 @@ class ExchangeOfRanks(Exchange):
             self.settle(state)
         self._interval = _NOTICED_S * self._num_batches / seconds if seconds else 1.0
         self._weight -= self._sent
-        self._work, self._num_batches, self._seconds = None, 0, 0.0
+        self._work = None
+        self._num_batches = 0
+        self._seconds = 0.0
         num = processes.world_size // processes.data_world_size  # each of whom has counted the same
         return int(samples) // num, int(tokens) // num, seconds
 
@@ -139,7 +146,8 @@ class ExchangeOfRanks(Exchange):
             raise _uneven(self._num_batches, self._weight, sum(weights))
         state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
         if any(checkpoints):
-            state.checkpoint_requested, self._checkpoint = True, False
+            state.checkpoint_requested = True
+            self._checkpoint = False
 
 
 def _uneven(num_batches: int, own: float, total: float) -> TaskError:
@@ -283,7 +291,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.group, total = group, local.clone()
+        ctx.group = group
+        total = local.clone()
         dist.all_reduce(total, group=group)
         return total
 

@@ -68,7 +68,8 @@ def require_same(
         EventloopError: it differs; the message shows the first differences.
     """
     if not processes.are_same(mine):
-        layout, parts = processes.layout, dict[object, dict[str, dict[str, Any]]]()
+        layout = processes.layout
+        parts = dict[object, dict[str, dict[str, Any]]]()
         for rank, one in enumerate(processes.all_gather(mine)):
             part = parts.setdefault(by_part and layout.part(rank), {})
             part[layout.label(rank)] = dict(_flat("", one))
@@ -191,7 +192,8 @@ def require_same_weights(
     Raises:
         EventloopError: they differ; the message has the first parameter and both ranks.
     """
-    params, layout = dict(state.model.named_parameters()), processes.layout
+    params = dict(state.model.named_parameters())
+    layout = processes.layout
     # Parameters that torch's DistributedDataParallel was told to leave alone; private, but there is
     # no public way to ask (torch 2.13).
     alone = getattr(state.model, "_ddp_params_and_buffers_to_ignore", ())
@@ -228,7 +230,8 @@ def require_same_weights(
         (first, value, _), *_ = copies
         rank, other, _ = max(copies, key=lambda one: abs(one[1] - value))
         if abs(other - value) > _ROUNDING * max(norm for *_, norm in copies):
-            one, another = layout.label(first), layout.label(rank)
+            one = layout.label(first)
+            another = layout.label(rank)
             raise EventloopError(
                 f"ranks {one} and {another} have drifted apart: {name!r} differs {when}",
                 differs=f"its sum is {value:.6g} on rank {one}, {other:.6g} on rank {another}",

@@ -81,7 +81,8 @@ class DataParallel(Processes):
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.layout = Layout({"data": self.world_size})
-        self.data_rank, self.data_world_size = self.rank, self.world_size
+        self.data_rank = self.rank
+        self.data_world_size = self.world_size
         self._device_type = "cpu"
         self.exchange: ExchangeOfRanks = ExchangeOfRanks(self)
         self._groups = groups
@@ -108,8 +109,10 @@ class DataParallel(Processes):
                 f"on rank {self.rank} of {self.world_size} build_mesh returned {layout!r}",
                 fix="return a Layout whose sizes multiply to state.world_size, alike on all ranks",
             )
-        self.layout, self._device_type = layout, device.type
-        self.data_rank, self.data_world_size = layout.data_rank(self.rank), layout.data_world_size
+        self.layout = layout
+        self._device_type = device.type
+        self.data_rank = layout.data_rank(self.rank)
+        self.data_world_size = layout.data_world_size
         if (board := bulletin()) is not None:
             board.layout = layout
         if layout.data_world_size < self.world_size and repr(layout) not in self._groups:
@@ -133,7 +136,8 @@ class DataParallel(Processes):
 
     def wrap(self, state: State) -> nn.Module:
         """Returns the model in DistributedDataParallel; unwrapped if nothing is trained."""
-        model, settings = state.model, state.settings
+        model = state.model
+        settings = state.settings
         self.is_strategy = True
         params = [one for one in model.parameters() if one.requires_grad]
         if not params or self.data_world_size == 1 < self.world_size:
@@ -182,7 +186,12 @@ class DataParallel(Processes):
             )
         total = on_device(sum(weights), state.device)
         work = dist.all_reduce(total, group=self.aside, async_op=True)
-        return Parts(weights, lambda: wait_for(work) and (total / self.world_size).float())
+
+        def mean_total() -> Tensor:
+            wait_for(work)
+            return (total / self.world_size).float()
+
+        return Parts(weights, mean_total)
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
         """Averages gradients over the ranks, unless a plugin's strategy does it."""
@@ -227,7 +236,12 @@ class DataParallel(Processes):
         ends = array("q", (digest, -digest))
         both = torch.frombuffer(ends, dtype=torch.int64)
         work = dist.all_reduce(both, op=dist.ReduceOp.MIN, group=self.host, async_op=True)
-        return lambda: wait_for(work) and ends[0] == -ends[1]
+
+        def are_equal() -> bool:
+            wait_for(work)
+            return ends[0] == -ends[1]
+
+        return are_equal
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
         """Compares weights; of those that a plugin's strategy manages, copies of shards alone."""
@@ -313,7 +327,8 @@ def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
     first backward pass of a process (torch 2.13), so this runs one with zeros, in reverse
     parameter order.
     """
-    model, wrapped.module = wrapped.module, _Sums(wrapped.module)
+    model = wrapped.module
+    wrapped.module = _Sums(wrapped.module)
     sums = wrapped(None)  # with device_ids it fails without an argument (torch 2.13)
     torch.autograd.backward(sums, [torch.zeros_like(one) for one in sums])
     wrapped.module = model

@@ -21,7 +21,10 @@ from eventloop.safe_text import plain
 from eventloop.signals import Terminated, is_interrupted
 
 _FLUSH_S = 1.0
-FAILURE, WRONG_USAGE, NO_CHECKPOINT, INTERRUPTED = 1, 2, 4, 130
+FAILURE = 1
+WRONG_USAGE = 2
+NO_CHECKPOINT = 4
+INTERRUPTED = 130
 
 
 def end_process(status: int) -> None:

@@ -64,7 +64,8 @@ class Parts(LossWeights):
         """
         if self._known is None:
             self._known = self._total()
-        weight, total = self._weights[idx], self._known
+        weight = self._weights[idx]
+        total = self._known
         if isinstance(weight, Tensor):
             share = torch.where(weight == 0, 0.0, weight / total)
             return torch.where(weight == 0, 0.0, loss * share)
@@ -96,7 +97,8 @@ class Exchange:
 
     def end(self, state: State) -> Agreed:
         """Returns the counts of all ranks, and grants requests of any rank."""
-        since, self._since = self._since, time.perf_counter()
+        since = self._since
+        self._since = time.perf_counter()
         return state.count.samples, state.count.tokens, self._since - since
 
     def settle(self, state: State) -> None:

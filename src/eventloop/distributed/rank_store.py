@@ -312,7 +312,8 @@ def _connected(_pid: int) -> Bulletin | None:
     """Connects once per process, as a fork mustn't share its parent's connection."""
     try:
         store = connect(_PATIENCE)
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank = int(os.environ["RANK"])
+        world_size = int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError, RuntimeError, OSError):
         return None  # the group was made in another way, which tells of no store
     return Bulletin(store, rank, world_size, attempt(), token_of_run())
@@ -335,7 +336,8 @@ _TYPES = {"int": int, "str": str, "bool": bool}
 
 def neighbours(board: Bulletin) -> list[Neighbour]:
     """Returns the neighbours of this process's rank."""
-    rank, world_size = board.rank, board.world_size
+    rank = board.rank
+    world_size = board.world_size
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     next_here = rank - local_rank + (local_rank + 1) % num_here
@@ -359,9 +361,12 @@ class Neighbour:
 
     def look(self) -> Failure | None:
         """Reads its record; returns a failure if it has ended, or hasn't run for the timeout."""
-        member, previous = self._board.member(self._rank), self._member
-        now, looked_at = time.monotonic(), self._looked_at
-        self._member, self._looked_at = member, now
+        member = self._board.member(self._rank)
+        previous = self._member
+        now = time.monotonic()
+        looked_at = self._looked_at
+        self._member = member
+        self._looked_at = now
         # While this process was stopped itself, its neighbour may have been, too.
         self._still_s = (
             self._still_s + min(now - looked_at, 2 * POLL_S) if member == previous else 0
@@ -428,13 +433,15 @@ def attempt() -> str:
     """Returns the name of this attempt, the same on all its ranks; collective in torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or _is_held_by_a_rank():
         return "0"  # no launcher but torchrun starts ranks again; rank 0's store ends with it
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     return agree(connect(timedelta(seconds=timeout_s())), rank, world_size, timeout_s())
 
 
 def connect(patience: timedelta) -> TCPStore:
     """Connects to the store of these ranks, which torchrun or rank 0 hosts; raises as torch does."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     if not _is_held_by_a_rank():
         return TCPStore(host, port, is_master=False, timeout=patience)
     holds = os.environ["RANK"] == "0"

@@ -66,7 +66,8 @@ class SealedRecords:
         return self._seal(key, text.encode()) + text
 
     def _opened(self, key: str, stored: bytes) -> Any:
-        seal, data = stored[:_SEAL_CHARS], stored[_SEAL_CHARS:]
+        seal = stored[:_SEAL_CHARS]
+        data = stored[_SEAL_CHARS:]
         if not hmac.compare_digest(seal, self._seal(key, data).encode()):
             return None
         try:

@@ -13,7 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -36,10 +36,9 @@ def line_of_error(error: BaseException) -> str:
     return _line([*traceback.walk_tb(error.__traceback__)][::-1])
 
 
-def wait_for(work: Any) -> Literal[True]:
+def wait_for(work: Any) -> None:
     """Waits for an asynchronous collective, in a frame that `waits_in_collective` knows."""
     work.wait()
-    return True
 
 
 def waits_in_collective(ident: int) -> bool:

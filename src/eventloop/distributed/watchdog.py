@@ -51,13 +51,15 @@ from eventloop.signals import is_agreed
 # How long a rank that has failed may take to close, before it is ended.
 CLOSING_S = 6.0
 # How long a `finally` may wait for other ranks, and any collective for ranks that have gone on.
-_HELD_UP_S, _LEFT_ALONE_S = 4.0, 12.0
+_HELD_UP_S = 4.0
+_LEFT_ALONE_S = 12.0
 # Long enough for a rank with the same error to leave by itself, and for a report to be written;
 # with a poll by the rank that notices and one by the others, all are gone within 5 s.
 GRACE_S = 2.5
 # A rank that hasn't beaten for so long, when it was asked, doesn't run.
 _ANSWER_S = 3.0
-_POLL_ANSWER_S, _POLL_DONE_S = 0.2, 0.1
+_POLL_ANSWER_S = 0.2
+_POLL_DONE_S = 0.1
 # Of the timeout; a rank that hasn't moved for so long tells where it is while it can.
 _STUCK_FRAC = 0.5
 _LOST = (
@@ -231,7 +233,8 @@ def _hung(found: dict[int, _Doing], label: Callable[[int], str]) -> tuple[int, s
 
 
 def _failure(board: Bulletin, error: BaseException) -> Failure:
-    line, lines = first_line(error, board.label()), details(error)
+    line = first_line(error, board.label())
+    lines = details(error)
     return Failure(board.rank, line, lines, exit_status(error), reported_by=board.rank)
 
 
@@ -340,7 +343,8 @@ class _Watchdog:
         frame = sys._current_frames().get(self._watched)
         position = None if frame is None else (id(frame), frame.f_lasti)
         if position != self._position:
-            self._position, self._moved_at = position, time.monotonic()
+            self._position = position
+            self._moved_at = time.monotonic()
         is_stuck = time.monotonic() - self._moved_at > _STUCK_FRAC * timeout_s()
         is_stuck = is_stuck or self._failure is not None or self._waits()
         return line_of_thread(self._watched) if is_stuck else ""

@@ -51,7 +51,8 @@ def new_generator(nest: Mapping[str, Any], device: torch.device) -> Any:
     Args:
         device: of a generator of torch that wasn't on the host.
     """
-    library, bits = nest["library"], nest["bits"]
+    library = nest["library"]
+    bits = nest["bits"]
     generator: Any
     if library == "torch":
         is_on_host = nest.get("is_on_host", True)  # not in checkpoints of version 0.1

@@ -27,7 +27,8 @@ def encode_tensor(tensor: Tensor) -> dict[str, Any]:
     if not is_plain_tensor(tensor):
         raise NotSavableError(f"it holds {a(type(tensor).__name__)} of {tensor.layout}")
     if tensor.nbytes > MAX_BYTES:
-        size, limit = tensor.nbytes // 1024**2, MAX_BYTES // 1024**2
+        size = tensor.nbytes // 1024**2
+        limit = MAX_BYTES // 1024**2
         raise NotSavableError(f"it is a tensor of {size:,} MiB, and at most {limit} are saved")
     return {
         "kind": "tensor",

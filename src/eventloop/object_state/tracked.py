@@ -323,7 +323,12 @@ class TrackedObjects:
                 skipped_owners.add(path)
                 continue
             built = self._locations.get(path)
-            if only_changes and built is not None and built.value is value and type(value) in PLAIN_TYPES:
+            if (
+                only_changes
+                and built is not None
+                and built.value is value
+                and type(value) in PLAIN_TYPES
+            ):
                 continue  # most locations; the rest of this loop takes ten times as long
             if path in self._weight_paths or id(value) in weight_ids or _is_irrelevant(value):
                 continue
@@ -395,7 +400,8 @@ class TrackedObjects:
 
     def _require_small(self, nest: Encoded) -> None:
         if (num_bytes := _num_bytes(nest)) > self._max_bytes:
-            size, limit = num_bytes / 1024**2, self._max_bytes / 1024**2
+            size = num_bytes / 1024**2
+            limit = self._max_bytes / 1024**2
             raise NotSavableError(f"it has {size:,.1f} MiB, and at most {limit:,.0f} are saved")
 
     # The steps of `load_state_dict`

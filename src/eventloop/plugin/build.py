@@ -68,7 +68,8 @@ def stored_options(target: object) -> dict[str, Any]:
     """
     if not inspect.isfunction(type(target).__init__) or not hasattr(target, "__dict__"):
         return {}
-    held, stored = vars(target), {}
+    held = vars(target)
+    stored = {}
     for name, parameter in inspect.signature(type(target)).parameters.items():
         known = _value(held.get(name, held.get(f"_{name}", _Opaque)))
         if known is not _Opaque and known != _value(parameter.default):

@@ -42,7 +42,8 @@ def adapted(one: Implementation, state: State) -> Callable[..., Any]:
 
 def caller(one: Implementation) -> Callable[..., Any]:
     """Returns the function as one that takes all arguments of its hook, `state` first."""
-    function, names = one.function, one.hook.argnames
+    function = one.function
+    names = one.hook.argnames
     if one.argnames == names:
         return function
     idxs = [names.index(name) for name in one.argnames]
@@ -72,7 +73,8 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
                 state.enclosed = again
 
         state.enclosed = again = run if is_action else None
-        result, passing = None, None
+        result = None
+        passing = None
         try:
             generator = start(*args[1:])
             try:

@@ -241,18 +241,22 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Plugin]) -> Itera
     reasons = {fold(plugin.name): plugin.reason for plugin in off}
     for plugin in plugins:
         for name, versions in map(_parsed, plugin.facts.requires):
-            other, reason = active.get(fold(name)), reasons.get(fold(name))
+            other = active.get(fold(name))
+            reason = reasons.get(fold(name))
             distribution = f"eventloop-{fold(name).replace('_', '-')}"
-            why, fix = "which isn't installed", pip("install", f"{distribution}{versions}")
+            why = "which isn't installed"
+            fix = pip("install", f"{distribution}{versions}")
             if use := use_without_plugin(name):
-                why, fix = "which isn't a plugin", f"take it out of `requires`; {use}"
+                why = "which isn't a plugin"
+                fix = f"take it out of `requires`; {use}"
             if other is not None:
                 if not other.version or is_in_range(other.version, versions):
                     continue
                 why = f"and {other.version} is installed"
                 fix = pip("install", f"{other.distribution}{versions}")
             elif reason is not None:
-                why, fix = "which is off: " + reason, "switch it on"
+                why = "which is off: " + reason
+                fix = "switch it on"
             yield PluginError(
                 f"{plugin.name} requires {name}{versions}, " + why,
                 subjects=[plugin, *filter(None, [other])],

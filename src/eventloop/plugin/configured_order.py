@@ -48,7 +48,9 @@ def edges_of(rules: Rules, hook: str, closes: str | None = None) -> tuple[Edge, 
 
 def order_problems(registry: Registry) -> Iterator[PluginError]:
     """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call."""
-    hooks, plugins, idle = registry.hooks, registry.names, registry.idle
+    hooks = registry.hooks
+    plugins = registry.names
+    idle = registry.idle
     known = {fold(name) for name in plugins}
     for order in registry.rules.orders:
         for hook, value in order.items():

@@ -159,7 +159,8 @@ def checked(hook: Hook, plan: Callable[..., Any]) -> Callable[..., Any]:
                 fix="pass what the hook takes beside the State, by position or by name",
             ) from None
         bound.apply_defaults()
-        outer, state.enclosed = state.enclosed, None
+        outer = state.enclosed
+        state.enclosed = None
         try:
             result = plan(*bound.args)
         finally:

@@ -206,7 +206,8 @@ def _found(point: EntryPoint, role: Role) -> Found:
     if point.dist is None:
         return Found(point.name, role, point, "", "")
     fields = _fields(point.dist)
-    name, version = fields.get("name", ""), fields.get("version", "")
+    name = fields.get("name", "")
+    version = fields.get("version", "")
     if not (name and version):  # is told of by name_problems
         return Found(point.name, role, point, "", "")
     needs = fields.get("needs", "")

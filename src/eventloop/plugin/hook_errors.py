@@ -82,9 +82,11 @@ def _codes(function: Callable[..., Any] | None) -> Iterator[tuple[CodeType, obje
     bound: object = None
     while function is not None:
         if isinstance(function, MethodType):
-            bound, function = function.__self__, function.__func__
+            bound = function.__self__
+            function = function.__func__
         elif isinstance(function, functools.partial):
-            bound, function = (*function.args, bound)[0], function.func
+            bound = (*function.args, bound)[0]
+            function = function.func
         else:
             inner = getattr(function, "__dict__", {}).get("__wrapped__")
             if isinstance(function, FunctionType) and (inner is None or bound is not None):
@@ -94,7 +96,8 @@ def _codes(function: Callable[..., Any] | None) -> Iterator[tuple[CodeType, obje
 
 def _first_argument(frame: FrameType) -> object:
     """Returns a function's first argument; `_GONE` if it has none, or has deleted it."""
-    code, values = frame.f_code, frame.f_locals
+    code = frame.f_code
+    values = frame.f_locals
     if code.co_argcount:
         return values.get(code.co_varnames[0], _GONE)
     if code.co_flags & inspect.CO_VARARGS:
@@ -190,7 +193,8 @@ def fits(result: Any, one: Implementation) -> bool:
 
 def misfit(result: Any, one: Implementation) -> PluginError:
     """Returns the error of a result that its hook doesn't accept."""
-    hook, what = one.hook, a(type(result).__name__)
+    hook = one.hook
+    what = a(type(result).__name__)
     if hook.kind == "event":
         fix = "return nothing; to pass a value on, keep it on the plugin or log it"
         if hook.declared_by:

@@ -43,7 +43,8 @@ def at_intervals(
 
 def _due(one: Implementation, state: State) -> Callable[[], bool]:
     """Returns whether the current call of an implementation is due by its option `every`."""
-    every, clock = one.every, state.clock
+    every = one.every
+    clock = state.clock
     assert every is not None
     last_batch = -1
 

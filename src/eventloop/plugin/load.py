@@ -93,7 +93,8 @@ def split_label(label: str) -> tuple[str, str]:
 
 def import_local(found: Found) -> object:
     """Imports a file or module; its imports are searched in its folder last."""
-    local, path = found.local, found.path
+    local = found.local
+    path = found.path
     assert local is not None
     assert path is not None
     named, attribute = split_label(local.label)

@@ -85,7 +85,8 @@ def _definition(
         found, _ = locate(following[0])
         if found is None:
             break
-        (module, attribute), path = following, found
+        module, attribute = following
+        path = found
     return path, _constants(body)
 
 

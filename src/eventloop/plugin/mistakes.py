@@ -130,7 +130,8 @@ def _classes_with_hooks(module: ModuleType) -> Iterator[str]:
             yield name
 
 
-SAVE, LOAD = "state_dict", "load_state_dict"
+SAVE = "state_dict"
+LOAD = "load_state_dict"
 
 
 def keeps_state(plugin: Plugin) -> bool:

@@ -137,7 +137,8 @@ def _several_packages(group: Collection[Found]) -> PluginError:
 
 def _unusable_extension(found: Found) -> PluginError | None:
     """Returns the problem of a name that is neither a scheme, nor one that plugins can have."""
-    rule, is_usable = "letters, digits and single dashes", is_usable_name(found.name)
+    rule = "letters, digits and single dashes"
+    is_usable = is_usable_name(found.name)
     if found.role == "storage":
         rule = "schemes of URLs, `s3` say, or `*` for all"
         is_usable = found.name == "*" or bool(_SCHEME.fullmatch(found.name))

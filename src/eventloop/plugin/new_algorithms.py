@@ -18,7 +18,8 @@ from eventloop.fixes import disable_in_file, in_command, shell, switch_off
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
 
-_FOLDER, _FILE = ".eventloop", "algorithms.json"
+_FOLDER = ".eventloop"
+_FILE = "algorithms.json"
 # What has been said already where nothing can be written.
 _SAID: set[tuple[Path | None, str]] = set()
 

@@ -162,7 +162,8 @@ def edges_that_cannot_hold(
         hook = one.hook.name
         wishes = [("before", n) for n in one.before] + [("after", n) for n in one.after]
         for option, name in wishes:
-            other, what = fold(name), ""
+            other = fold(name)
+            what = ""
             if other not in active or other == _name(one):
                 continue
             if other not in plain | wrapping:
@@ -229,7 +230,8 @@ def _refuse_across_roles(edges: Iterable[Edge], impls: Sequence[Implementation])
     tiers = {_name(one): _tier(one) for one in impls}
     tier_order = list(dict.fromkeys(tiers.values()))
     for edge in edges:
-        first, then = tiers.get(edge.first), tiers.get(edge.then)
+        first = tiers.get(edge.first)
+        then = tiers.get(edge.then)
         if first is None or then is None:
             continue
         if tier_order.index(first) > tier_order.index(then):

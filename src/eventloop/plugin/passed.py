@@ -101,7 +101,8 @@ def _found_as(target: object, found: Sequence[Found]) -> Found | None:
 
 
 def _without_hooks(plugin: Plugin) -> PluginError:
-    target, role = plugin.target, plugin.role
+    target = plugin.target
+    role = plugin.role
     if isinstance(target, type):
         return PluginError(
             f"{plugin.source} was given the class {target.__name__}, not an instance of it",

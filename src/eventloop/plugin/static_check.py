@@ -58,7 +58,8 @@ def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
         if file.endswith(".py"):
             return _look(str(found.path), found.path, attribute, others)
     try:
-        module, attribute = found.entry_point.module, found.entry_point.attr or ""
+        module = found.entry_point.module
+        attribute = found.entry_point.attr or ""
     except (ValueError, AttributeError):
         return StaticReport(f"the entry point {found.entry_point.value!r} is no `module:name`")
     path, problem = locate(module)
@@ -142,7 +143,8 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
         if isinstance(node := names[attribute], ast.ClassDef):
             assigned = dict(Scope(module, path, node.body).assigned())
             waits = getattr(assigned.get("off_until_named"), "value", None) is True
-            waking, needs = _texts(assigned.get("wakes_with")), tuple(_needs(node))
+            waking = _texts(assigned.get("wakes_with"))
+            needs = tuple(_needs(node))
             return StaticReport(_hook_problem(node, others), needs, waking, waits)
         if (following := origin_of(node, attribute, module, path)) is None:
             return StaticReport()

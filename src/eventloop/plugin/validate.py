@@ -41,13 +41,18 @@ def implementations(
         misfits = [] if plugin.role == "core" else [*_misfits(plugin, name, impl, hook, options)]
         problems += misfits
         if not misfits:
+            phase = 1
+            if impl.tryfirst:
+                phase = 0
+            elif impl.trylast:
+                phase = 2
             found.append(
                 Implementation(
                     plugin=plugin,
                     hook=hook,
                     function=impl.function,
                     argnames=_argnames(impl),
-                    phase=0 if impl.tryfirst else 2 if impl.trylast else 1,
+                    phase=phase,
                     wrapper=impl.wrapper,
                     logs=logs,
                     **vars(options),

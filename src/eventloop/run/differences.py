@@ -76,8 +76,10 @@ def task_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     Args:
         then, now: the task in the manifests; empty if it was created in Python.
     """
-    before, after = dict(then), dict(now)
-    old, new = before.pop("source", ""), after.pop("source", "")
+    before = dict(then)
+    after = dict(now)
+    old = before.pop("source", "")
+    new = after.pop("source", "")
     if not before or not after:
         return
     if old and new and old != new:
@@ -173,11 +175,13 @@ class MadeWith:
         if one != other:
             state.microbatch_size = self._microbatch_size
         for name, idx, key in _changed(then["optimizers"], state.manifest["optimizers"]):
-            group, made = state.optimizers[name].param_groups[idx], self._groups[name][idx]
+            group = state.optimizers[name].param_groups[idx]
+            made = self._groups[name][idx]
             if key != "lr":
                 group[key] = made[key]
                 continue
-            own, rate = group.get("initial_lr"), made.get("initial_lr", made["lr"])
+            own = group.get("initial_lr")
+            rate = made.get("initial_lr", made["lr"])
             group["lr"] = rate * (group["lr"] / own if own else 1.0)
             if own is not None:
                 group["initial_lr"] = rate

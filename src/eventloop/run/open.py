@@ -131,7 +131,8 @@ def open_run(request: Request) -> Run:
 
 def _build(run: Run) -> None:
     """Builds everything that a run needs, from the model to the metrics."""
-    state, hooks = run.state, run.active.plans
+    state = run.state
+    hooks = run.active.plans
     # Once more: the model is the same whatever installed plugins drew when imported and built.
     run.processes.arrange(hooks.build_mesh(state), state.device)
     seed_everything(state.settings.seed)

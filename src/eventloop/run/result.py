@@ -19,7 +19,8 @@ from eventloop.urls import Place
 
 # What a row of the history has beside numbers.
 _WHERE = ("epoch", "batch", "sample", "token", "seconds")
-_WIDTH, _HEIGHT = 220, 70  # of a curve, in pixels
+_WIDTH = 220
+_HEIGHT = 70  # of a curve, in pixels
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
     line = ""
     if finite:
         xs, ys = zip(*finite, strict=True)
-        wide, high = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
+        wide = max(xs) - min(xs) or 1
+        high = max(ys) - min(ys) or 1
         line = " ".join(
             f"{4 + (x - min(xs)) / wide * (_WIDTH - 8):.1f},"
             f"{_HEIGHT - 4 - (y - min(ys)) / high * (_HEIGHT - 8):.1f}"

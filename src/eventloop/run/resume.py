@@ -98,8 +98,11 @@ class FromCheckpoint(Start):
         self, checkpoint: Checkpoint, place: Place, allowed: Allowed, refused: Refused
     ) -> None:
         require_valid(checkpoint)
-        self._place, self._allowed, self._refused = place, allowed, refused
-        self._facts, self._path = checkpoint.facts, checkpoint.path
+        self._place = place
+        self._allowed = allowed
+        self._refused = refused
+        self._facts = checkpoint.facts
+        self._path = checkpoint.path
         # Given up when the run has been loaded: they take as much memory as the run itself.
         self._parts: Mapping[str, Any] | None = checkpoint.parts
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
@@ -121,17 +124,15 @@ class FromCheckpoint(Start):
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes for the header: where the run resumes, what isn't used, what has changed."""
-        at = self._facts["moment"]
-        return (
-            *(f"{path.name} isn't used: {why}" for path, why in self._refused),
-            f"resumed: {self._place}, epoch {self._epoch_number}, batch {at['batch']}",
-            *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
-            *(f"changed since the run began: {one}" for one in self.changes),
-            *(
-                f"{one['name']} is missing; its saved state is carried over"
-                for one in self._missing
-            ),
-        )
+        batch = self._facts["moment"]["batch"]
+        notes = [f"{path.name} isn't used: {why}" for path, why in self._refused]
+        notes.append(f"resumed: {self._place}, epoch {self._epoch_number}, batch {batch}")
+        if why := why_passed_over(self._facts):
+            notes.append(f"{self._place.name}: {why}")
+        notes += [f"changed since the run began: {change}" for change in self.changes]
+        for plugin in self._missing:
+            notes.append(f"{plugin['name']} is missing; its saved state is carried over")
+        return tuple(notes)
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Excludes algorithms that were installed after the run began."""
@@ -161,12 +162,17 @@ class FromCheckpoint(Start):
 
     def load(self, run: Run) -> None:
         """Calls `before_load`, then restores everything; the loop restores the RNG states later."""
-        state, hooks, loop, capture = run.state, run.active.plans, run.loop, run.capture
-        then, now = self._then, state.manifest
+        state = run.state
+        hooks = run.active.plans
+        loop = run.loop
+        capture = run.capture
+        then = self._then
+        now = state.manifest
         companions = config_differences(then, now, "companions")
         self._accept(*config_differences(then, now, "optimizers"), *companions)
         state.manifest = {**state.manifest, "absent": list(self._missing)}
-        parts, self._parts = self._parts, None
+        parts = self._parts
+        self._parts = None
         assert parts is not None
         hooks.before_load(state)
         missing = {fold(one["name"]) for one in self._missing}
@@ -255,7 +261,8 @@ def find_start(
             return Start(begun if left else "")
         path = local_copy(place, storage, processes)
         # Of slices, each of several ranks has read a share; one alone has looked at all of them.
-        rank, num = processes.rank, processes.world_size
+        rank = processes.rank
+        num = processes.world_size
         mine = damage_in_shards(path, rank, num) if num > 1 else ""
         found = next((one for one in processes.all_gather(mine) if one), "")
         if not found:
@@ -324,7 +331,8 @@ def _named(wanted: Place, newest: Place | None) -> Place:
     """Returns the checkpoint that the user named, unless the run has a newer one."""
     if newest is None:
         return wanted
-    one, other = _resolved(wanted), _resolved(newest)
+    one = _resolved(wanted)
+    other = _resolved(newest)
     if one == other or one.parent != other.parent:
         return newest
     raise ResumeError(

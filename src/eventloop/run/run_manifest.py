@@ -204,7 +204,8 @@ class RunFile:
     def training_end(self, state: State) -> None:
         """Adds how the run ended, and the results on the test sets with the weights used."""
         if state.rank == 0 and (found := read_json(state.run_dir, RUN_MANIFEST)):
-            reason, now = state.stop_reason, {"tested": state.manifest.get("tested")}
+            reason = state.stop_reason
+            now = {"tested": state.manifest.get("tested")}
             end = {"status": status_of(reason), "reason": reason, **state.clock.moment()._asdict()}
             try:
                 _put({**found, **now, "end": end}, state.run_dir)
@@ -229,7 +230,8 @@ class RunFile:
             if (state.run_dir / RUN_MANIFEST).exists():
                 self._is_written = True
                 return
-        start, script = self._start, {} if state.manifest["task"] else {"script": _script()}
+        start = self._start
+        script = {} if state.manifest["task"] else {"script": _script()}
         write_manifest(
             {**state.manifest, **script},
             state.run_dir,

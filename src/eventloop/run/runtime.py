@@ -74,8 +74,12 @@ class Run:
         storage: Storage,
         start: Start,
     ) -> None:
-        self.configuration, self.task, self.start = configuration, task, start
-        self.processes, self._origin, self.is_open = processes, request.origin, True
+        self.configuration = configuration
+        self.task = task
+        self.start = start
+        self.processes = processes
+        self._origin = request.origin
+        self.is_open = True
         device = choose_device(settings.device, processes.local_rank)
         precision = choose_precision(settings.precision, device)
         self._numbers = numbers = Numbers(settings.log_interval, processes.reducer(device))
@@ -151,7 +155,8 @@ class Run:
     @contextmanager
     def guarded(self, *, closing: bool = False) -> Iterator[None]:
         """Calls `exception`, and `close` if `closing`, where the block raises; notes failures."""
-        state, loop = self.state, self.loop
+        state = self.state
+        loop = self.loop
         may_broadcast = any(one.facts.loss_may_broadcast for one in self.active.assembly.plugins)
         shapes = nullcontext() if may_broadcast else shapes_must_match()
         try:

@@ -124,7 +124,8 @@ def check_evaluation(run: Run) -> None:
 
 def check_trainable(run: Run, end: Time) -> None:
     """Raises TaskError or SettingError if a fit lacks something: data, parameters or tokens."""
-    state, assembly = run.state, run.active.assembly
+    state = run.state
+    assembly = run.active.assembly
     _check_train_dataloader(state, assembly, end)
     if not params_of(state.optimizers.values()):
         raise TaskError(

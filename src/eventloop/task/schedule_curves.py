@@ -100,9 +100,11 @@ class Rule:
         """Returns the history with one more evaluation."""
         if self._is_better(value, now.best, is_higher=is_higher):
             return Progress(best=value, frac=now.frac, batch=batch)
-        num_bad, frac = now.num_bad + 1, now.frac
+        num_bad = now.num_bad + 1
+        frac = now.frac
         if num_bad > self.patience:
-            num_bad, frac = 0, max(frac * self.factor, min(frac, self.final_frac))
+            num_bad = 0
+            frac = max(frac * self.factor, min(frac, self.final_frac))
         return Progress(now.best, num_bad, frac, batch)
 
     def _is_better(self, value: float, best: float, *, is_higher: bool) -> bool:
@@ -155,7 +157,9 @@ class Schedule:
     def __init__(
         self, optimizer: Optimizer, course: Course, state: State, rule: Rule | None = None
     ) -> None:
-        self.optimizer, self.course, self.rule = optimizer, course, rule
+        self.optimizer = optimizer
+        self.course = course
+        self.rule = rule
         self._progress = Progress(best=math.nan)
         self._followed: NamedMetric | None = None
         self._state = state
@@ -202,7 +206,9 @@ class Schedule:
 
     def observe(self, state: State) -> None:
         """With a rule, records an evaluation; waits for the device. Collective: every rank must call it."""
-        now, batch, metric = self._progress, state.clock.batch, self._followed
+        now = self._progress
+        batch = state.clock.batch
+        metric = self._followed
         # Evaluated at the same batch: once more, between two fits.
         if self.rule is None or metric is None or batch == now.batch:
             return
@@ -237,16 +243,19 @@ class Schedule:
         """
         progress = self._progress
         if self.rule is not None:
-            state_dict, progress = state_dict["course"], Progress(**state_dict["progress"])
+            progress = Progress(**state_dict["progress"])
+            state_dict = state_dict["course"]
         known = state_dict.keys() <= {field.name for field in dataclasses.fields(Course)}
-        curve, rise = state_dict.get("curve"), state_dict.get("rise", "linear")
+        curve = state_dict.get("curve")
+        rise = state_dict.get("rise", "linear")
         if not known or "unit" not in state_dict or rise not in CURVES or curve not in CURVE_NAMES:
             raise TaskError(
                 f"the saved state of a scheduler, {', '.join(map(str, state_dict))}, is none of "
                 "eventloop.schedules",
                 fix="resume with the scheduler that the run began with",
             )
-        self.course, self._progress = Course(**state_dict), progress
+        self.course = Course(**state_dict)
+        self._progress = progress
 
     def follow(self, course: Course) -> None:
         """Switches to another course from the next batch on."""
@@ -294,7 +303,8 @@ class Ramp:
             SettingError: a time is a fraction of a run whose length isn't known, the two can't be
                 compared, or `start` isn't before `end`.
         """
-        first, last = None if start is None else Time(start), Time(end)
+        first = None if start is None else Time(start)
+        last = Time(end)
         if state.duration is None and "dur" in (last.unit, first and first.unit):
             raise SettingError(
                 f"{last if last.unit == 'dur' else first} is a fraction of the run, whose "

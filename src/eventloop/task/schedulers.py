@@ -105,7 +105,8 @@ def _wanted(make: Callable[..., Any]) -> list[str]:
     try:
         first, *others = inspect.signature(make).parameters.values()
     except ValueError:
-        first, others = None, []
+        first = None
+        others = []
     name = getattr(make, "__name__", type(make).__name__)
     if first is None or first.kind is first.KEYWORD_ONLY:
         raise TypeError(

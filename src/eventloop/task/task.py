@@ -328,7 +328,8 @@ def _count_hook(
 
 def _in_one_piece(state: State) -> list[Any]:
     """Returns the batch: `split_batch` of a task whose loss doesn't split."""
-    parts, asked = microbatches_of(state.batch), state.settings.microbatch_size
+    parts = microbatches_of(state.batch)
+    asked = state.settings.microbatch_size
     if len(parts) > 1 or asked is not None:
         what = f"microbatch_size is {asked}" if asked else f"the batch has {len(parts)} parts"
         raise TaskError(

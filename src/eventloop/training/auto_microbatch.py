@@ -47,7 +47,8 @@ class AutoMicrobatch:
         Raises:
             RuntimeError: the memory doesn't suffice for a single sample.
         """
-        saved, first_size = ChangedByPasses(state), state.microbatch_size
+        saved = ChangedByPasses(state)
+        first_size = state.microbatch_size
         state.attempt = 0
         while True:
             loss, error = self._attempt(state, hooks, optimizers, passes)

@@ -83,7 +83,9 @@ class LossWatch:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        loss, pending, now = self._latest.latest, self._pending, state.clock._now
+        loss = self._latest.latest
+        pending = self._pending
+        now = state.clock._now
         if loss is not None:
             # One that stays, where an update of a plugin's left none, is looked at once more.
             pending.append((now, loss))
@@ -142,7 +144,8 @@ class LossWatch:
         if self._pending:
             copy = HostCopy([one for _, one in [*self._pending, *self._norms]])
             self._copies.append((self._pending, self._norms, copy))
-            self._pending, self._norms = [], []
+            self._pending = []
+            self._norms = []
 
     def _look(self, state: State) -> None:
         losses, norms, copy = self._copies.popleft()
@@ -159,9 +162,11 @@ class LossWatch:
 
     def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
         """Says what is known of a bad loss; waits for the device."""
-        at, params = moment_of(counts), list(state.model.named_parameters())
+        at = moment_of(counts)
+        params = list(state.model.named_parameters())
         not_finite = (name for name, one in params if not local(one).isfinite().all())
-        before, bad_param = at.batch - 1, next(not_finite, None)
+        before = at.batch - 1
+        bad_param = next(not_finite, None)
         facts = {
             "found": f"at batch {state.clock.batch}; everything since then is of no use",
             "parameters": "all are finite: the loss or the data is to blame, or the step was skipped"

@@ -111,7 +111,8 @@ class Bookkeeping:
 
     @hookimpl
     def batch_end(self, state: State) -> None:
-        loss, now = self.loss, state.clock._now
+        loss = self.loss
+        now = state.clock._now
         if state.loss is not None:
             loss.latest = state.loss
             loss.each.append((now[2] - state.clock._previous[2], state.loss))

@@ -184,13 +184,15 @@ class Compiled:
         return stepped
 
     def _loss(self, state: State) -> Any:
-        computed, self._computed = self._computed, None
+        computed = self._computed
+        self._computed = None
         if computed is not None and computed.still_holds(state):
             return computed.loss
         return self._own["loss"].function(state)
 
     def _joined(self) -> Callable[[State], tuple[Any, Any]]:
-        forward, loss = self._own["forward"].function, self._own["loss"].function
+        forward = self._own["forward"].function
+        loss = self._own["loss"].function
         is_watched = self._is_watched
 
         def region(state: State) -> tuple[Any, Any]:

@@ -194,9 +194,11 @@ class Defaults:
 
     @hookimpl
     def forward(self, state: State) -> Any:
-        batch, model = state.microbatch, state.wrapped_model
+        batch = state.microbatch
+        model = state.wrapped_model
         if batch is None:
-            batch, model = state.batch, state.model
+            batch = state.batch
+            model = state.model
         try:
             if batches.is_pair(batch):
                 return model(batch[0])
@@ -356,11 +358,14 @@ class _FirstKnown:
     def __init__(
         self, closure: Callable[[], Tensor], mean: Callable[[Tensor], Tensor], loss: Tensor | None
     ) -> None:
-        self._closure, self._mean, self._loss = closure, mean, loss
+        self._closure = closure
+        self._mean = mean
+        self._loss = loss
 
     def __call__(self) -> Tensor:
         """Returns the loss, with the gradients in place."""
-        loss, self._loss = self._loss, None
+        loss = self._loss
+        self._loss = None
         return self._closure() if loss is None else self._mean(loss)
 
 

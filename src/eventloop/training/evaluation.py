@@ -42,7 +42,8 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
     generators have their earlier state, and the State holds no batch.
     """
     state.microbatch = None  # a fit that failed may have left one
-    was_logging, state.is_logging = state.is_logging, logs
+    was_logging = state.is_logging
+    state.is_logging = logs
     try:
         with in_eval_mode(state.wrapped_model), torch.no_grad(), kept_generators():
             yield

@@ -47,10 +47,12 @@ def _fix_for_outputs(error: BaseException, outputs: object) -> str:
     ):  # a loss may take several, and fail on something else
         return ""
     if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], Tensor):
-        line, reason = "model(inputs)[0]", "the model returns several values"
+        line = "model(inputs)[0]"
+        reason = "the model returns several values"
     elif isinstance(outputs, Mapping) and outputs:
         key = "logits" if "logits" in outputs else next(iter(outputs))
-        line, reason = f"model(inputs)[{key!r}]", "the model returns a mapping"
+        line = f"model(inputs)[{key!r}]"
+        reason = "the model returns a mapping"
     else:
         return ""
     return f"\n  fix  {reason}: give the loss its input, Task(forward=lambda model, inputs: {line})"

@@ -165,7 +165,8 @@ class Scaled:
     def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
         """Calls the schedulers later, when it is known whether the step was made."""
         self._await_known(state)
-        self._awaited, self._scheduler_step = stepped, scheduler_step
+        self._awaited = stepped
+        self._scheduler_step = scheduler_step
 
     def found_inf(self) -> Sequence[Tensor]:
         """Returns the flags of the batch under way, from `clip_gradients` to the end of `train_batch`.
@@ -218,7 +219,8 @@ class Scaled:
 
     def _await_known(self, state: State) -> None:
         """Learns whether the last step was made; if so, the schedulers follow."""
-        stepped, self._awaited = self._awaited, False
+        stepped = self._awaited
+        self._awaited = False
         if stepped:
             assert self._scheduler_step is not None
             self._num_skipped = 0

@@ -34,7 +34,8 @@ class GradientClipping:
 
         Collective where some are shards, whose norm is a sum over ranks.
         """
-        norm, value = state.settings.clip_norm, state.settings.clip_value
+        norm = state.settings.clip_norm
+        value = state.settings.clip_value
         held: Any = [one for one in self._in_order(state, optimizers) if one.grad is not None]
         logged = {}
         if self._has_shards:

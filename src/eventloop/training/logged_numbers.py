@@ -135,7 +135,8 @@ class Numbers:
             value: as `record` takes it.
             idx: of the microbatch.
         """
-        weights, update = self.weights, self._update
+        weights = self.weights
+        update = self._update
         if weights is None and not update:
             self.record(name, value, reduce)
         elif self.is_heard:
@@ -186,13 +187,16 @@ class Numbers:
     def forget(self) -> None:
         """Drops the numbers of the moment under way, which won't come."""
         self._tensors = [one for one in self._tensors if one[0] is not self._row]
-        self._row, self._parts, self._update = {}, {}, 0
+        self._row = {}
+        self._parts = {}
+        self._update = 0
         self._texts = Texts()
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """Drops what is recorded meanwhile."""
-        is_heard, self.is_heard = self.is_heard, False
+        is_heard = self.is_heard
+        self.is_heard = False
         try:
             yield
         finally:
@@ -203,7 +207,8 @@ class Numbers:
 
         The copy of the rows so far starts when it is due.
         """
-        copies, clock = self._copies, state.clock
+        copies = self._copies
+        clock = state.clock
         if self._row:
             self._rows.append(self._row)
             self._at.append(clock._now)
@@ -244,7 +249,8 @@ class Numbers:
 
     def _join_parts(self) -> None:
         """Makes one number of those of microbatches and updates, by name, in the row under way."""
-        parts, self._parts = self._parts, {}
+        parts = self._parts
+        self._parts = {}
         for name, updates in parts.items():
             several = tuple(updates.values())
             if (reduce := several[-1].reduce) == "sum":
@@ -257,8 +263,12 @@ class Numbers:
                 self._reductions[name] = reduce
 
     def _start_copy(self, *, alone: bool = False) -> None:
-        at, rows, tensors = self._at, self._rows, self._tensors
-        self._at, self._rows, self._tensors = [], [], []
+        at = self._at
+        rows = self._rows
+        tensors = self._tensors
+        self._at = []
+        self._rows = []
+        self._tensors = []
         numbers = [one for one in rows if not isinstance(one, Texts)] if self._over_ranks else []
         if self._over_ranks is None or alone:
             self._copies.append(_Copied(at, rows, [*tensors, *_own_means(numbers)]))
@@ -268,7 +278,8 @@ class Numbers:
 
     def _copy_compared(self, *, alone: bool = False) -> None:
         if self._compared is not None:
-            (at, rows, tensors, numbers, reduce), self._compared = self._compared, None
+            at, rows, tensors, numbers, reduce = self._compared
+            self._compared = None
             tensors += _own_means(numbers) if alone else reduce()
             self._copies.append(_Copied(at, rows, tensors))
 
@@ -287,7 +298,8 @@ class _Parts:
     __slots__ = ("reduce", "values", "weights")
 
     def __init__(self, weights: Sequence[Number], reduce: Reduction | None) -> None:
-        self.weights, self.reduce = weights, reduce
+        self.weights = weights
+        self.reduce = reduce
         self.values: dict[int, Number] = {}
 
     def share(self) -> Share:
@@ -329,7 +341,8 @@ class _Copied:
     """Rows on their way to the host, and the moment of each."""
 
     def __init__(self, at: list[Counts], rows: list[Row | Texts], tensors: list[Cell]) -> None:
-        self._at, self._rows = at, rows
+        self._at = at
+        self._rows = rows
         self._tensors = [(row, name) for row, name in tensors if isinstance(row[name], Tensor)]
         self._copy = HostCopy(cast("list[Tensor]", [row[name] for row, name in self._tensors]))
         self.is_ready = self._copy.is_ready

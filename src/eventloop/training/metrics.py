@@ -184,7 +184,8 @@ class MeanOf:
                 f"{self._what} returned {a(type(value).__name__)}, not a tensor",
                 fix="return the mean over the batch, shape (), or a value for each sample",
             )
-        value, samples = torch.as_tensor(value).detach(), self._state.current_count().samples
+        value = torch.as_tensor(value).detach()
+        samples = self._state.current_count().samples
         if value.shape not in ((), (samples,)):
             raise TaskError(
                 f"{self._what} returned a tensor of shape {tuple(value.shape)}, which is neither one "
@@ -271,14 +272,15 @@ def named_metrics(metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, Name
     Args:
         metrics: by data set, "train" or "eval/NAME": `state.metrics`.
     """
-    found = [
-        NamedMetric(metric_name(eval_set, metric), eval_set, metric, one.higher_is_better)
-        for dataset, several in metrics.items()
-        if dataset.startswith(EVAL)
-        for eval_set in (dataset.removeprefix(EVAL),)
-        for metric, one in several.items()
-    ]
-    return {one.name: one for one in found}
+    named: dict[str, NamedMetric] = {}
+    for dataset, metrics_of_set in metrics.items():
+        if not dataset.startswith(EVAL):
+            continue
+        eval_set = dataset.removeprefix(EVAL)
+        for metric_key, metric in metrics_of_set.items():
+            name = metric_name(eval_set, metric_key)
+            named[name] = NamedMetric(name, eval_set, metric_key, metric.higher_is_better)
+    return named
 
 
 def find_metric(what: str, wanted: str, state: State | StateView, *, also: str = "") -> NamedMetric:

@@ -176,7 +176,8 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError, LookupError, TypeError: it isn't one that this optimizer could have had.
     """
-    groups, saved = optimizer.param_groups, state["param_groups"]
+    groups = optimizer.param_groups
+    saved = state["param_groups"]
     if len(groups) != len(saved):
         raise ValueError(f"{len(saved)} param_groups, not {len(groups)}; add all at the start")
     for idx, (now, then) in enumerate(zip(groups, saved, strict=True)):

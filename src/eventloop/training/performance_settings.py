@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from eventloop.training.precision import Precision
 
 # With this, cuBLAS uses the same workspace each time; torch refuses to be deterministic without.
-_WORKSPACE_VARIABLE, _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+_WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_WORKSPACE = ":4096:8"
 
 
 class Deterministic:
@@ -99,7 +100,8 @@ class ChannelsLast:
     """
 
     def __init__(self, precision: Precision) -> None:
-        self._precision, self._note = precision.name, ""
+        self._precision = precision.name
+        self._note = ""
 
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:

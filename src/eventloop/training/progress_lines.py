@@ -96,11 +96,13 @@ class ProgressLines:
 
     @hookimpl(rank_zero=True)
     def fit_end(self) -> None:
-        self._epoch, self._due_at = None, math.inf
+        self._epoch = None
+        self._due_at = math.inf
 
     @hookimpl(rank_zero=True)
     def exception(self) -> None:
-        self._epoch, self._due_at = None, math.inf
+        self._epoch = None
+        self._due_at = math.inf
 
     def _write(self, line: str) -> None:
         self._due_at = time.perf_counter() + self._interval_s
@@ -140,7 +142,9 @@ class EpochLine:
         self.num_batches = self.num_batches if num_batches is None else num_batches
         self._idx = clock.epoch
         self._batch_before = clock.batch - clock.batch_in_epoch
-        self._began_sample, self._began_s, self._paused_s = clock.sample, now, 0.0
+        self._began_sample = clock.sample
+        self._began_s = now
+        self._paused_s = 0.0
 
     def end(self) -> None:
         """Records the number of batches of a whole epoch."""
@@ -163,13 +167,17 @@ class EpochLine:
         Args:
             loss: the mean over its samples, or the latest one, if any.
         """
-        where = self.amount if self._until.unit != "ep" else "" if self._is_done else self.batch
-        parts = [f"{self.epoch}  {where}".rstrip()]
+        parts = [self.epoch]
+        if self._until.unit != "ep":
+            parts.append(self.amount)
+        elif not self._is_done:
+            parts.append(self.batch)
         if loss is not None:
             parts.append(f"loss {short(loss)}")
         for eval_set, metrics in self.results.items() if with_results else ():
             parts += [f"{metric_name(eval_set, one)} {short(metrics[one])}" for one in metrics]
-        seconds, samples = now - self._began_s, self._clock.sample - self._began_sample
+        seconds = now - self._began_s
+        samples = self._clock.sample - self._began_sample
         if samples and seconds > self._paused_s:
             parts.append(per_second(samples / (seconds - self._paused_s)))
         return "  ".join([*parts, duration(seconds)])
@@ -200,7 +208,8 @@ class EpochLine:
     @property
     def amount(self) -> str:
         """The progress of a run that isn't counted in epochs: batch 200/500."""
-        clock, end = self._clock, self._until.value
+        clock = self._clock
+        end = self._until.value
         return {
             "ep": "",
             "ba": f"batch {clock.batch:,}/{end:,}",

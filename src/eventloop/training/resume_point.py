@@ -32,7 +32,8 @@ class ResumePoint:
     def __init__(
         self, hooks: Plans, loaded: str = "", draw_on: Callable[[State], None] | None = None
     ) -> None:
-        self._hooks, self._draw_on = hooks, draw_on
+        self._hooks = hooks
+        self._draw_on = draw_on
         self.loaded = loaded
 
     @property

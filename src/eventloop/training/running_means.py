@@ -36,7 +36,8 @@ class EpochLoss:
     __slots__ = ("_device", "_dtype", "_samples", "_total", "each", "latest")
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._dtype = device, kind_of(device).sum_dtype
+        self._device = device
+        self._dtype = kind_of(device).sum_dtype
         self.latest: Tensor | None = None
         self.start_epoch()
 
@@ -82,13 +83,15 @@ class EpochLoss:
             None if one is None else one.to(self._device)
             for one in (state["value"], state["total"], state["losses"])
         )
-        self._total, self._samples = total, state["samples"]
+        self._total = total
+        self._samples = state["samples"]
         each = () if losses is None else losses.unbind()
         self.each = list(zip(state["counts"], each, strict=True))
 
     def _sums(self) -> tuple[Tensor | None, int]:
         """Returns the losses times samples, added up in float64, and the samples."""
-        total, samples = self._total, self._samples
+        total = self._total
+        samples = self._samples
         for count, group in itertools.groupby(self.each, itemgetter(0)):
             losses = [loss for _, loss in group]
             part = torch.stack(losses).sum(dtype=self._dtype) * count
@@ -128,7 +131,8 @@ class SetNumbers:
 
         Collective: every rank must call it, whichever names it has.
         """
-        sums, self._sums = self._sums, {}
+        sums = self._sums
+        self._sums = {}
         mine = {name: one.is_mean for name, one in sums.items()}
         named = {
             name: is_mean for one in processes.all_gather(mine) for name, is_mean in one.items()

@@ -91,7 +91,8 @@ def slice_of(value: Any, entries: Tensor | None = None) -> Any:
     mesh = one.device_mesh
     at = zip(one.placements, mesh.get_coordinate() or (), strict=True)
     # Private: the run's whole mesh, of whose other dimensions each index has the same (torch 2.13).
-    root, own = mesh._get_root_mesh(), mesh.mesh_dim_names or ()
+    root = mesh._get_root_mesh()
+    own = mesh.mesh_dim_names or ()
     named = zip(root.mesh_dim_names or (), root.get_coordinate() or (), strict=False)
     copied = [idx for placement, idx in at if placement.is_replicate()]
     is_copy = any(copied) or any(idx for name, idx in named if name not in own)

@@ -116,11 +116,13 @@ class SplitCheck:
         return _Comparison(samples, HostCopy([*losses, *weights]))
 
     def _compare(self, state: State) -> None:
-        comparison, self._comparison = self._comparison, None
+        comparison = self._comparison
+        self._comparison = None
         assert comparison is not None
         numbers = comparison.losses.numbers()
         num = len(numbers) // 2
-        (loss, again, *of_halves), (_, _, *weights) = numbers[:num], numbers[num:]
+        loss, again, *of_halves = numbers[:num]
+        _, _, *weights = numbers[num:]
         total = sum(weights)
         if loss != again or not math.isfinite(loss) or not total:
             return

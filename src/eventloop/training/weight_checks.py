@@ -76,7 +76,8 @@ class WeightWatch:
 
     def start_fit(self, state: State) -> None:
         """Begins to look; what a fit that failed has left is dropped."""
-        self._good, self._has_warned = None, False
+        self._good = None
+        self._has_warned = False
         self.bad_gradients.clear()
         self._params = trained(state.model)
         self._sums = WeightSums.of(self._params, state.clock.batch)
@@ -98,7 +99,8 @@ class WeightWatch:
         self._read(state)
 
     def _read(self, state: State) -> None:
-        sums, self._sums = self._sums, None
+        sums = self._sums
+        self._sums = None
         if sums is None:
             return
         numbers = sums.numbers()

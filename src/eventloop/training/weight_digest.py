@@ -12,9 +12,11 @@ from torch import Tensor
 from eventloop.training.tensor_slices import TensorSlice
 
 # Odd numbers of 64 bits, as signed ones: those of SplitMix64, Steele et al. 2014.
-_FIRST, _SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64
+_FIRST = 0x9E3779B97F4A7C15 - 2**64
+_SECOND = 0xBF58476D1CE4E5B9 - 2**64
 # Entries at a time: on the host few enough to stay in its cache.
-_ON_HOST, _ON_DEVICE = 2**15, 2**24
+_ON_HOST = 2**15
+_ON_DEVICE = 2**24
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -61,10 +63,14 @@ def _sum_of(tensor: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]) ->
     """Returns the sum of a hash of each entry, of its bits and its place in the whole tensor."""
     tensor = tensor.detach()
     if tensor.is_complex():
-        tensor, shape, offsets = torch.view_as_real(tensor), (*shape, 2), (*offsets, 0)
+        tensor = torch.view_as_real(tensor)
+        shape = (*shape, 2)
+        offsets = (*offsets, 0)
     if tuple(tensor.shape[1:]) == tuple(shape[1:]):  # rows, which follow each other in the whole
         start = offsets[0] * tensor[:1].numel() if tensor.ndim else 0
-        tensor, shape, offsets = tensor.reshape(-1), (0,), (start,)
+        tensor = tensor.reshape(-1)
+        shape = (0,)
+        offsets = (start,)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     most = _ON_HOST if tensor.is_cpu else _ON_DEVICE
     num_rows = max(1, most // max(1, tensor[:1].numel()))
