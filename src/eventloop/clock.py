@@ -8,7 +8,9 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from eventloop.forms import COUNT, SECONDS, anything, as_dict, each, from_dict
 
 UNITS = {
     "ep": "epochs",
@@ -85,6 +87,27 @@ class Time:
 
     def __repr__(self) -> str:
         return f"Time({str(self)!r})"
+
+
+def _check_counts(value: Any, path: str) -> None:
+    """Checks the epoch, batch, sample, token and seconds of a moment."""
+    each(anything, length=5)(value, path)
+    *counts, seconds = value
+    for idx, count in enumerate(counts):
+        COUNT(count, f"{path}[{idx}]")
+    SECONDS(seconds, f"{path}[4]")
+
+
+SavedCounts = Annotated[list[float], _check_counts]
+
+
+@dataclass(frozen=True)
+class ClockState:
+    """The clock in a checkpoint: now, a batch ago, and when the epoch under way began."""
+
+    now: SavedCounts
+    previous: SavedCounts
+    epoch_start: SavedCounts
 
 
 class Clock:
@@ -175,19 +198,17 @@ class Clock:
         epoch, batch, sample, token, seconds = self._now
         self._now = self._epoch_start = (epoch + 1, batch, sample, token, seconds)
 
-    def state_dict(self) -> dict[str, list[float]]:
-        """Returns where the run is, was a batch ago, and was when the epoch under way began."""
-        return {
-            "now": list(self._now),
-            "previous": list(self._previous),
-            "epoch_start": list(self._epoch_start),
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a `ClockState`."""
+        moments = map(list, (self._now, self._previous, self._epoch_start))
+        return as_dict(ClockState(*moments))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self._now = tuple(state["now"])
-        self._previous = tuple(state["previous"])
-        self._epoch_start = tuple(state["epoch_start"])
+        """Restores a `ClockState`."""
+        saved: Any = from_dict(ClockState, state)
+        self._now = tuple(saved.now)
+        self._previous = tuple(saved.previous)
+        self._epoch_start = tuple(saved.epoch_start)
 
     def reached(self, time: Time) -> bool:
         """Returns whether `time` is over, counted from the start of the run."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from eventloop.data import to_host
 from eventloop.data.feed import NO_SAMPLES, Feeds
+from eventloop.forms import as_dict, from_dict
 from eventloop.hook_markers import hookimpl
 from eventloop.plugin.plans import Plans
 from eventloop.signals import StopReason, is_interruption
@@ -38,7 +39,7 @@ from eventloop.training.plugin_updates import (
     passes_of,
     require_gradients,
 )
-from eventloop.training.resume_point import ResumePoint
+from eventloop.training.resume_point import LoopState, ResumePoint
 from eventloop.training.stops import ANSWERED, warn_of_overridden_stop
 
 if TYPE_CHECKING:
@@ -548,18 +549,15 @@ class Loop:
             self._after_batch(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was done at which batch count, and whether all is done."""
-        return {
-            "is_finished": self.is_finished,
-            "evaluated_at": self._evaluated_at,
-            "saved_at": self._saved_at,
-        }
+        """Returns a `LoopState`."""
+        return as_dict(LoopState(self.is_finished, self._evaluated_at, self._saved_at))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, in another process."""
-        self._evaluated_at = state["evaluated_at"]
-        self._saved_at = state["saved_at"]
-        self.is_finished = state["is_finished"]
+        """Restores a `LoopState`, in another process."""
+        saved = from_dict(LoopState, state)
+        self._evaluated_at = saved.evaluated_at
+        self._saved_at = saved.saved_at
+        self.is_finished = saved.is_finished
 
     def _evaluate_once(self, state: State) -> None:
         """Evaluates, unless that has been done at this batch count."""

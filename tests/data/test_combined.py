@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from eventloop.checkpoint.schema import POSITION
 from eventloop.data import cycled, zipped
 from eventloop.data.feed import Feed
 from eventloop.data.loaders import loader_of
+from eventloop.data.positions import check_position
 from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 
@@ -171,7 +171,7 @@ def stopped(make, stop, peeks=False, leave_at=None, spoil=lambda state: state):
     if peeks and feed.under_way:
         feed.has_ended()
     state, standing = feed.state_dict(), (torch.get_rng_state(), random.getstate())
-    POSITION(state["position"], "position")
+    check_position(state["position"], "position")
     torch.manual_seed(9), random.seed(9)
     resumed = feed_of(make())
     resumed.load_state_dict(spoil(state))

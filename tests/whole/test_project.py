@@ -217,7 +217,10 @@ def module_of(path: Path) -> str:
 
 MODULES = {module_of(path): path for path in SOURCE.rglob("*.py")}
 IMPORTS = {name: set(run_time_imports(path.read_text())) for name, path in MODULES.items()}
-LEAVES = {f"eventloop.{name}" for name in ("events", "actions", "hook_markers", "clock", "errors")}
+LEAVES = {
+    f"eventloop.{name}"
+    for name in ("events", "actions", "hook_markers", "clock", "forms", "safe_text", "errors")
+}
 
 
 def importers_of(prefix: str) -> set[str]:

@@ -6,12 +6,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.checkpoint_export import weights_and_states
+from eventloop.forms import FLOAT, NonNegativeInt, as_dict, from_dict, meets
 from eventloop.training.metrics import NamedMetric, scalars_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
     from eventloop.urls import Place
 
 SETTING = "checkpoint_best"
+
+
+_NO_NAN = meets(lambda value: not math.isnan(value), FLOAT, "a number")
+
+
+@dataclass(frozen=True)
+class BestState:
+    """The best evaluation in a checkpoint.
+
+    Attributes:
+        metric: its direction and name: "max test/accuracy".
+        value: the best value; larger is better, whatever the direction.
+        batch: the batch count of the evaluation; None before the first.
+    """
+
+    metric: str
+    value: Annotated[float, _NO_NAN]
+    batch: NonNegativeInt | None
 
 
 class Best:
@@ -70,14 +90,15 @@ class Best:
             self._value, self.batch = self._before
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value so far and its batch count."""
-        return {"metric": self._name, "value": self._value, "batch": self.batch}
+        """Returns a `BestState`."""
+        return as_dict(BestState(self._name, self._value, self.batch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; the best of another metric is ignored."""
+        """Restores a `BestState`; that of another metric is ignored."""
         if state.get("metric") == self._name:
-            self._value = state["value"]
-            self.batch = state["batch"]
+            saved = from_dict(BestState, state)
+            self._value = saved.value
+            self.batch = saved.batch
 
 
 class BestWeights:

@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from eventloop.checkpoint.checkpoint_export import with_names_of
 from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_dense, map_leaves
 from eventloop.checkpoint.left_out_weights import require_same_rest, selected
+from eventloop.checkpoint.loading import loading
 from eventloop.checkpoint.optimizer_layouts import layouts_of, restore_layouts
 from eventloop.checkpoint.run_objects import RunObjects
 from eventloop.checkpoint.saved_tensors import read_all
-from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import (
     Generators,
     counts_of,

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
+from eventloop.checkpoint.loading import loading
 from eventloop.checkpoint.safetensors_files import Box
 from eventloop.checkpoint.saved_tensors import SavedTensor, read_all
-from eventloop.checkpoint.schema import loading
 from eventloop.devices import kind_of
 from eventloop.errors import Note
 from eventloop.naming import fold

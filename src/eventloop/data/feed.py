@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from eventloop.data.batches import Count
 from eventloop.data.loaders import loader_of
 from eventloop.data.microbatches import microbatches_of
+from eventloop.data.positions import Position
 from eventloop.data.token_weights import may_weigh_tokens
 from eventloop.data.too_few_batches import no_batch_in_epoch, too_few
 from eventloop.errors import TaskError
+from eventloop.forms import NonNegativeInt, NumRanks, as_dict, from_dict
 from eventloop.rng import kept_generators
 
 if TYPE_CHECKING:
@@ -23,6 +26,51 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 NO_SAMPLES = Count(0, 0)
+
+
+@dataclass(frozen=True)
+class ReadAhead:
+    """Batches that were read and not trained on: by the feed, and by its source."""
+
+    peeked: list[Any]
+    of_source: list[Any]
+
+
+@dataclass(frozen=True)
+class FeedState:
+    """The position of a rank in its data.
+
+    Attributes:
+        kind: of the source of the batches.
+        used: whether an epoch has ever begun.
+        under_way: whether an epoch has begun and not ended.
+        num_taken: the batches that were taken of the epoch, repeated ones included.
+        num_padding: how many of these repeated another, because other ranks had more.
+        num_batches: of an epoch; None if some rank doesn't know.
+        world_size: the number of ranks that share the data.
+        first: the first batch of the epoch, where the source can't read it again.
+        ahead: None if the source reads the same batches again.
+        position: of the source.
+    """
+
+    kind: str
+    used: bool
+    under_way: bool
+    epoch: NonNegativeInt
+    num_taken: NonNegativeInt
+    num_padding: NonNegativeInt
+    num_batches: NonNegativeInt | None
+    world_size: NumRanks
+    first: Any
+    ahead: ReadAhead | None
+    position: Position
+
+
+@dataclass(frozen=True)
+class FeedsState:
+    """Whether a plugin has replaced the train data loader."""
+
+    was_rebuilt: bool
 
 
 class Feed:
@@ -72,7 +120,7 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._latest: Any = None
-        self._loaded_ahead: Mapping[str, list[Any]] | None = None
+        self._loaded_ahead: ReadAhead | None = None
         self._epoch = self.num_taken = self._num_own = 0  # the rest of them is padding
         self.is_padding = self._is_loaded = False
 
@@ -174,25 +222,26 @@ class Feed:
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's position; batches that were only fetched count as not taken."""
         num_own = self._num_own if self.under_way else None
-        return {
-            "kind": self._source.kind,
-            "used": self.used,
-            "under_way": self.under_way,
-            "epoch": self._epoch,
-            "num_taken": self.num_taken,
-            "num_padding": self.num_taken - self._num_own,
-            "num_batches": self.num_batches,
-            "world_size": self._processes.data_world_size,
-            "first": None if self._source.has_first else self._first,
-            "ahead": self._ahead() if self.under_way else None,
-            "position": self._source.state_dict(num_own),
-        }
+        saved = FeedState(
+            kind=self._source.kind,
+            used=self.used,
+            under_way=self.under_way,
+            epoch=self._epoch,
+            num_taken=self.num_taken,
+            num_padding=self.num_taken - self._num_own,
+            num_batches=self.num_batches,
+            world_size=self._processes.data_world_size,
+            first=None if self._source.has_first else self._first,
+            ahead=self._ahead() if self.under_way else None,
+            position=self._source.state_dict(num_own),
+        )
+        return as_dict(saved)
 
-    def _ahead(self) -> dict[str, list[Any]] | None:
+    def _ahead(self) -> ReadAhead | None:
         """Returns what was read and not taken; None if the source reads the same batches again."""
         if not self._source.draws_when_read:
             return None
-        return {"peeked": [*self._peeked], "of_source": self._source.ahead}
+        return ReadAhead([*self._peeked], self._source.ahead)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the position, before the first batch; leaves the global generators alone.
@@ -200,48 +249,49 @@ class Feed:
         Raises:
             TaskError: this loader can't yield the batches that come next.
         """
-        self._require_kind(state)
-        under_way = state["under_way"]
-        self.used = state["used"]
-        self._epoch = state["epoch"]
-        if self._other_ranks(state) and not self._source.suits_any_ranks:
+        saved = from_dict(FeedState, state)
+        self._require_kind(saved)
+        under_way = saved.under_way
+        self.used = saved.used
+        self._epoch = saved.epoch
+        if self._has_other_ranks(saved) and not self._source.suits_any_ranks:
             return  # between epochs: every rank starts the next one
         self._is_loaded = under_way
-        self.num_taken = state["num_taken"]
-        self._num_own = self.num_taken - state["num_padding"]
-        self._first = state["first"]
-        self._loaded_ahead = state["ahead"]
+        self.num_taken = saved.num_taken
+        self._num_own = self.num_taken - saved.num_padding
+        self._first = saved.first
+        self._loaded_ahead = saved.ahead
         if self.used:  # else the first epoch hasn't been told, and will be as it starts
             self._loader.set_epoch(self._epoch)
         with kept_generators():
             num_own = self._num_own if under_way else None
-            self._source.load_state_dict(state["position"], self._epoch, num_own)
+            self._source.load_state_dict(saved.position, self._epoch, num_own)
         self._learn_lengths()
-        if under_way and self.num_batches != state["num_batches"]:
+        if under_way and self.num_batches != saved.num_batches:
             raise TaskError(
-                f"the run was stopped in an epoch of {state['num_batches']} batches with "
-                f"{state['world_size']} ranks; now it has {self.num_batches} with "
+                f"the run was stopped in an epoch of {saved.num_batches} batches with "
+                f"{saved.world_size} ranks; now it has {self.num_batches} with "
                 f"{self._processes.data_world_size}",
                 fix="resume with the same data in global batches of the same size, or from a "
                 "checkpoint at the end of an epoch",
             )
 
-    def _other_ranks(self, state: Mapping[str, Any]) -> bool:
-        return bool(state["world_size"] != self._processes.data_world_size)
+    def _has_other_ranks(self, saved: FeedState) -> bool:
+        return saved.world_size != self._processes.data_world_size
 
-    def _require_kind(self, state: Mapping[str, Any]) -> None:
+    def _require_kind(self, saved: FeedState) -> None:
         """Checks that this loader is of the saved kind, and fits the number of ranks."""
-        if state["kind"] != self._source.kind:
+        if saved.kind != self._source.kind:
             raise TaskError(
-                f"the run was begun with another kind of train data loader: {state['kind']}, "
+                f"the run was begun with another kind of train data loader: {saved.kind}, "
                 f"now {self._source.kind}",
                 fix="resume with the data loader that the run was begun with",
             )
-        is_free = not state["under_way"] or self._source.suits_any_ranks
-        if self._other_ranks(state) and not is_free:
+        is_free = not saved.under_way or self._source.suits_any_ranks
+        if self._has_other_ranks(saved) and not is_free:
             now = self._processes.data_world_size
             all_now = self._processes.world_size
-            ranks = f"{state['world_size']} {'ranks' if now == all_now else 'data ranks'}"
+            ranks = f"{saved.world_size} {'ranks' if now == all_now else 'data ranks'}"
             raise TaskError(
                 f"the run was stopped in mid-epoch with {ranks}, and only they "
                 f"know where their data loaders were; now it has {now}",
@@ -253,10 +303,10 @@ class Feed:
         assert self._is_loaded
         ahead = self._loaded_ahead
         self._loaded_ahead = None
-        self._peeked = [] if ahead is None else list(ahead["peeked"])
+        self._peeked = [] if ahead is None else list(ahead.peeked)
         rest = self._source.batches(self._epoch, self._num_own + len(self._peeked))
         if ahead is not None:
-            self._source.ahead = list(ahead["of_source"])
+            self._source.ahead = list(ahead.of_source)
         if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
                 self._first = microbatches_of(self._source.first())[0]
@@ -380,9 +430,9 @@ class Feeds:
         self._feed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns whether the data loader was replaced; `Feed.state_dict` has its position."""
-        return {"was_rebuilt": self.was_rebuilt}
+        """Returns a `FeedsState`; `Feed.state_dict` has the position of the data loader."""
+        return as_dict(FeedsState(self.was_rebuilt))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.was_rebuilt = state["was_rebuilt"]
+        """Restores a `FeedsState`."""
+        self.was_rebuilt = from_dict(FeedsState, state).was_rebuilt

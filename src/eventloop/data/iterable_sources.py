@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch.utils.data import DataLoader
 
 from eventloop.data.map_style import LoaderPasses
+from eventloop.data.positions import IterablePosition
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_order import Order
 from eventloop.data.sampling_state import SamplingState, Stateful
 from eventloop.data.too_few_batches import USED_UP
 from eventloop.errors import TaskError
+from eventloop.forms import as_dict, from_dict
 from eventloop.object_state.tracked import restored_objects
 from eventloop.rng import kept_generators
 
@@ -100,29 +102,30 @@ class IterableSource(Source):
         return iterator
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        return {
-            "num_workers": self._num_workers,
-            "start": None if num_taken is None else self._order.start,
-            "now": self._state.state_dict(with_global=False),
-            "passes": self._passes.state_dict(),
-        }
+        position = IterablePosition(
+            num_workers=self._num_workers,
+            start=None if num_taken is None else self._order.start,
+            now=self._state.state_dict(with_global=False),
+            passes=self._passes.state(),
+        )
+        return as_dict(position)
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        self._passes.load_state_dict(state["passes"])
+        saved = from_dict(IterablePosition, state)
+        self._passes.load(saved.passes)
         if num_taken is None:
-            self._state.load_state_dict(state["now"])
+            self._state.load_state_dict(saved.now)
             return
-        if state["num_workers"] != self._num_workers:
+        if saved.num_workers != self._num_workers:
             raise TaskError(
-                f"the run was stopped in mid-epoch with num_workers={state['num_workers']}, and an "
+                f"the run was stopped in mid-epoch with num_workers={saved.num_workers}, and an "
                 f"iterable data set gives other batches with {self._num_workers}",
-                fix=f"set num_workers={state['num_workers']} for the train data loader, or resume "
+                fix=f"set num_workers={saved.num_workers} for the train data loader, or resume "
                 "from a checkpoint at the end of an epoch",
             )
-        self._order.start = state["start"]
-        self._state.load_state_dict(
-            state["start"] or {}
-        )  # refused now, not when the first batch is wanted
+        self._order.start = None if saved.start is None else dict(saved.start)
+        # Now, so that a state that doesn't fit is refused before the first batch is needed.
+        self._state.load_state_dict(saved.start or {})
 
     def first(self) -> Any:
         return self._first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data import (
 
 from eventloop.data.draws import may_draw
 from eventloop.data.in_memory import gathering
+from eventloop.data.positions import MapStylePosition, PassesState
 from eventloop.data.resumable_sources import Saved, Source
 from eventloop.data.sample_errors import NamedSamples
 from eventloop.data.sample_order import Order, sampler_of_user
@@ -26,6 +27,7 @@ from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, reads_batche
 from eventloop.data.sampling_state import SamplingState, samplers_of
 from eventloop.data.sharding import SHARED, RankPart, UnevenSteps, copy_with, order_as, shared_order
 from eventloop.errors import TaskError, counted
+from eventloop.forms import as_dict, from_dict
 from eventloop.object_state.tracked import TrackedObjects
 from eventloop.rng import KeptGenerators, kept_generators
 
@@ -122,31 +124,34 @@ class MapStyleSource(Source):
         return self._passes.start()
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        return {
-            "order": self._shared,
-            "world_size": self._ranks[1],
-            "batch_size": self._dataloader.batch_size,
-            "global_batch_size": self._step_size,
-            "num_samples": self._map_style.num_samples_of_epoch,
-            "start": None if num_taken is None else self.order.start,
-            "check": None if num_taken is None else self.order.checksum(self._own(num_taken)),
-            "now": self.order.state.state_dict(with_global=False),
-            "passes": self._passes.state_dict(),
-            "data": self._data.state_dict(),
-        }
+        in_epoch = num_taken is not None
+        position = MapStylePosition(
+            order=self._shared,
+            world_size=self._ranks[1],
+            batch_size=self._dataloader.batch_size,
+            global_batch_size=self._step_size,
+            num_samples=self._map_style.num_samples_of_epoch,
+            start=self.order.start if in_epoch else None,
+            check=None if num_taken is None else self.order.checksum(self._own(num_taken)),
+            now=self.order.state.state_dict(with_global=False),
+            passes=self._passes.state(),
+            data=self._data.state_dict(),
+        )
+        return as_dict(position)
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        self._passes.load_state_dict(state["passes"])
-        self._keep_step_size(state)
+        saved = from_dict(MapStylePosition, state)
+        self._passes.load(saved.passes)
+        self._keep_step_size(saved)
         if num_taken is not None:
-            self._require_same(state)
-        self._data.load_state_dict(state["data"])
-        lasts = state["order"]["kind"] in SHARED and self._step_size is not None
+            self._require_same(saved)
+        self._data.load_state_dict(saved.data)
+        lasts = saved.order["kind"] in SHARED and self._step_size is not None
         if num_taken is not None or lasts:
-            self._use_order(state["order"])
+            self._use_order(saved.order)
         self._set_epoch(epoch)
         if num_taken is None:
-            self.order.state.load_state_dict(state["now"])
+            self.order.state.load_state_dict(saved.now)
             return
         if not self._dataloader.in_order and self._dataloader.num_workers > 1:
             warnings.warn(
@@ -155,9 +160,9 @@ class MapStyleSource(Source):
                 stacklevel=2,
             )
         # Other ranks had other shards of the same order.
-        checksum = state["check"] if state["world_size"] == self._ranks[1] else None
+        checksum = saved.check if saved.world_size == self._ranks[1] else None
         reads_ahead = self._dataloader.num_workers > 0
-        self.order.seek(state["start"], self._own(num_taken), checksum, reads_ahead=reads_ahead)
+        self.order.seek(saved.start, self._own(num_taken), checksum, reads_ahead=reads_ahead)
 
     def _own(self, num_taken: int) -> int:
         """Returns how many batches of its own this rank took; the rest was padding."""
@@ -193,13 +198,13 @@ class MapStyleSource(Source):
             self._part = order_as(order, loader, 0, 1)
             self.order.use(UnevenSteps(self._part, rank, world_size, step_size, drop_last))
 
-    def _keep_step_size(self, saved: Saved) -> None:
+    def _keep_step_size(self, saved: MapStylePosition) -> None:
         """Keeps the number of samples a step, unless another batch_size is set."""
         size = self._dataloader.batch_size
         world_size = self._ranks[1]
-        then = saved["global_batch_size"]
-        is_shared_here = saved["order"]["kind"] in (*SHARED, "drawn")
-        if size is None or not is_shared_here or saved.get("batch_size") != size:
+        then = saved.global_batch_size
+        is_shared_here = saved.order["kind"] in (*SHARED, "drawn")
+        if size is None or then is None or not is_shared_here or saved.batch_size != size:
             return
         if then < world_size:
             raise TaskError(
@@ -216,14 +221,14 @@ class MapStyleSource(Source):
                 stacklevel=2,
             )
 
-    def _require_same(self, saved: Saved) -> None:
+    def _require_same(self, saved: MapStylePosition) -> None:
         """Checks that a step takes the samples that it took when the epoch began."""
         now = self._step_size
-        then = saved["global_batch_size"]
+        then = saved.global_batch_size
         num_samples = self._map_style.num_samples_of_epoch
-        if num_samples != saved["num_samples"]:
+        if num_samples != saved.num_samples:
             raise TaskError(
-                f"the run was stopped in mid-epoch over {saved['num_samples']} samples, and the "
+                f"the run was stopped in mid-epoch over {saved.num_samples} samples, and the "
                 f"train data set has {num_samples} now",
                 fix="resume with the same data, or from a checkpoint at the end of an epoch",
             )
@@ -332,11 +337,11 @@ class LoaderPasses:
                 iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
         return iterator
 
-    def state_dict(self) -> dict[str, bool]:
+    def state(self) -> PassesState:
         """Returns which seeds of workers the run has drawn."""
-        return {"seeds_once": self._draws_once, "has_begun": self._has_begun}
+        return PassesState(seeds_once=self._draws_once, has_begun=self._has_begun)
 
-    def load_state_dict(self, state: Mapping[str, bool]) -> None:
-        """Restores what `state_dict` returned."""
-        self._draws_once = state["seeds_once"]
-        self._has_begun = state["has_begun"]
+    def load(self, state: PassesState) -> None:
+        """Restores what `state` returned."""
+        self._draws_once = state.seeds_once
+        self._has_begun = state.has_begun

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
+from eventloop.data.positions import CycledPosition, StatefulPosition, ZippedPosition
 from eventloop.data.too_few_batches import nothing_to_repeat
+from eventloop.forms import as_dict, from_dict
 from eventloop.rng import KeptGenerators, kept_generators
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class StatefulSource(Source):
         # One that says so counts for all ranks together: each may load the state of any.
         self.suits_any_ranks = bool(getattr(self._dataloader, "suits_any_ranks", False))
         self._has_begun = self._is_exhausted = False
-        self._loaded: Saved | None = None  # until it has yielded a batch, or its end
+        self._loaded: StatefulPosition | None = None  # until it has yielded a batch, or its end
         self._num_yielded = 0
         self._before_peek: dict[str, Any] | None = None
 
@@ -164,24 +166,23 @@ class StatefulSource(Source):
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         # Asked now, torchdata's would start workers, and draw, to return what was loaded.
         if self._loaded is not None:
-            return dict(self._loaded)
+            return as_dict(self._loaded)
         # The loader counts a batch that was peeked at as taken.
         has_peeked = num_taken is not None and self._num_yielded > num_taken
         if has_peeked and self._before_peek is not None:
             return self._before_peek
-        return {
-            "dataloader": self._dataloader.state_dict() if self._has_begun else None,
-            "is_exhausted": self._is_exhausted,
-        }
+        loader_state = self._dataloader.state_dict() if self._has_begun else None
+        return as_dict(StatefulPosition(loader_state, self._is_exhausted))
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        if state["dataloader"] is not None:
-            self._dataloader.load_state_dict(state["dataloader"])
+        saved = from_dict(StatefulPosition, state)
+        if saved.dataloader is not None:
+            self._dataloader.load_state_dict(saved.dataloader)
             self._has_begun = True
-            self._loaded = state
+            self._loaded = saved
         # Behind the last batch litdata's would begin the next epoch, as the rest of this one.
         at_end = num_taken is not None and num_taken == length_hint(self._dataloader, -1)
-        self._is_exhausted = state["is_exhausted"] or at_end
+        self._is_exhausted = saved.is_exhausted or at_end
         self._num_yielded = num_taken or 0
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -246,13 +247,15 @@ class ZippedSource(Source):
             source.before_peek(num_taken)
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        return {
-            "parts": {name: source.state_dict(num_taken) for name, source in self._sources.items()}
+        parts: dict[str, Mapping[str, Any]] = {
+            name: source.state_dict(num_taken) for name, source in self._sources.items()
         }
+        return as_dict(ZippedPosition(parts))
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        parts = from_dict(ZippedPosition, state).parts
         for name, source in self._sources.items():
-            source.load_state_dict(state["parts"][name], epoch, num_taken)
+            source.load_state_dict(parts[name], epoch, num_taken)
 
     def first(self) -> Any:
         batches = {name: iter([source.first()]) for name, source in self._sources.items()}
@@ -289,21 +292,18 @@ class CycledSource(Source):
         # A batch that was peeked at, perhaps the first of a pass, is yielded again.
         num_peeked = 0 if num_taken is None else max(0, self._num_in_epoch - num_taken)
         num_in_pass = self._num_in_pass - num_peeked if self._pass >= 0 else None
-        return {
-            "pass": self._pass,
-            "num_in_pass": num_in_pass,
-            "repeated": self._source.state_dict(num_in_pass),
-        }
+        repeated = self._source.state_dict(num_in_pass)
+        return as_dict(CycledPosition(self._pass, num_in_pass, repeated))
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        num_in_pass = state["num_in_pass"]
-        self._pass = state["pass"]
-        self._num_in_pass = num_in_pass or 0
+        saved = from_dict(CycledPosition, state)
+        self._pass = saved.pass_idx
+        self._num_in_pass = saved.num_in_pass or 0
         self._num_in_epoch = num_taken or 0
         self._iterator = None
-        self._is_loaded = num_in_pass is not None
+        self._is_loaded = saved.num_in_pass is not None
         self._repeated.set_epoch(max(0, self._pass))
-        self._source.load_state_dict(state["repeated"], max(0, self._pass), num_in_pass)
+        self._source.load_state_dict(saved.repeated, max(0, self._pass), saved.num_in_pass)
 
     def _endless(self) -> Iterator[Any]:
         while True:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.loading import loading
 from eventloop.checkpoint.locations import Storage, checkpoint_at, local_copy, unusable
 from eventloop.checkpoint.run_objects import require_nothing_lost
 from eventloop.checkpoint.saved_tensors import read_all
-from eventloop.checkpoint.schema import loading, require_valid
+from eventloop.checkpoint.schema import require_valid
 from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
 from eventloop.clock import Clock, Time
 from eventloop.config.plugin_flags import Reason

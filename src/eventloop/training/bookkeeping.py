@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from eventloop.errors import SettingError, TaskError
+from eventloop.forms import as_dict, from_dict
 from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.evaluation import is_due
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 
 
 LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class BookkeepingState:
+    """Bookkeeping in a checkpoint: a row of numbers for each evaluation and epoch."""
+
+    history: list[dict[str, float]]
 
 
 class Bookkeeping:
@@ -169,10 +178,10 @@ class Bookkeeping:
             self._add_row(state)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history}
+        return as_dict(BookkeepingState(self.history))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history = list(state["history"])
+        self.history = list(from_dict(BookkeepingState, state).history)
 
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""

@@ -5,8 +5,10 @@ One object for the precisions that need none, one for fp16, with the same method
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from eventloop.errors import NonFiniteError, SettingError
+from eventloop.forms import FLOAT, NonNegativeInt, as_dict, between, by_name, from_dict, keys
 from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.optimizers import step, wants_closure
 
@@ -25,6 +28,29 @@ MOST_SKIPPED = 1_000
 # One over it is finite in float32. Halved on and on, the scale would reach 0, and gradients of 0
 # divided by it aren't overflow to torch, but NaN in the weights.
 SMALLEST_SCALE = 2.0**-100
+
+
+_NUMBER = between(0, 2.0**126, FLOAT)
+_POSITIVE = between(math.ulp(0.0), 2.0**126, FLOAT)
+
+
+def _check_scaler(value: Any, path: str) -> None:
+    """Checks the state of torch's GradScaler, whose other keys have no public names."""
+    by_name(_NUMBER)(value, path)
+    keys(scale=_POSITIVE, growth_factor=_POSITIVE, backoff_factor=_POSITIVE)(value, path)
+
+
+@dataclass(frozen=True)
+class ScaledState:
+    """Loss scaling in a checkpoint.
+
+    Attributes:
+        scaler: the state of torch's GradScaler.
+        num_skipped: the steps that overflow has skipped in a row.
+    """
+
+    scaler: Annotated[dict[str, Any], _check_scaler]
+    num_skipped: NonNegativeInt
 
 
 class StepOutcome:
@@ -177,12 +203,13 @@ class Scaled:
         return tuple(self._flags)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scaler": self._scaler.state_dict(), "num_skipped": self._num_skipped}
+        return as_dict(ScaledState(self._scaler.state_dict(), self._num_skipped))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:
-            self._scaler.load_state_dict(state["scaler"])
-            self._num_skipped = state["num_skipped"]
+            saved = from_dict(ScaledState, state)
+            self._scaler.load_state_dict(saved.scaler)
+            self._num_skipped = saved.num_skipped
 
     def _around_batch(self, plan: Plan) -> Plan:
         def train_batch(state: State) -> bool | StepOutcome:

@@ -6,11 +6,23 @@ A checkpoint is saved before the loop asks whether to stop, so the question is a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from eventloop.forms import BatchOrNever
 
 if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The loop in a checkpoint: what it has done at which batch count, and whether all is done."""
+
+    is_finished: bool
+    evaluated_at: BatchOrNever
+    saved_at: BatchOrNever
 
 
 class ResumePoint:

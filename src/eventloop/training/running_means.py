@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
 from eventloop.devices import kind_of
+from eventloop.forms import NonNegativeInt, as_dict, from_dict, is_a, meets, optional
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -20,6 +22,29 @@ _TRAIN = "train/"
 # How many losses are added up at once: always the same ones, whenever a checkpoint is saved, so
 # that the last bits of the sum don't depend on that.
 AT_ONCE = 64
+
+
+_SCALAR = meets(lambda tensor: tensor.numel() == 1, is_a(Tensor), "a tensor of one number")
+_OptionalScalar = Annotated[Tensor | None, optional(_SCALAR)]
+
+
+@dataclass(frozen=True)
+class EpochLossState:
+    """The loss of an epoch in a checkpoint, as one rank knows it.
+
+    Attributes:
+        value: of the latest batch, shape ().
+        total: the sum of the losses times samples, shape ().
+        samples: of the batches in `total`.
+        counts: the samples of the batches that aren't in `total` yet.
+        losses: of these batches, shape (N,); None if there are none.
+    """
+
+    value: _OptionalScalar
+    total: _OptionalScalar
+    samples: NonNegativeInt
+    counts: list[NonNegativeInt]
+    losses: Tensor | None
 
 
 class EpochLoss:
@@ -67,26 +92,29 @@ class EpochLoss:
         return sums[0] / sums[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sum so far, and the losses that aren't in it."""
+        """Returns an `EpochLossState`."""
         losses = [loss for _, loss in self.each]
-        return {
-            "value": self.latest,
-            "total": self._total,
-            "samples": self._samples,
-            "counts": [samples for samples, _ in self.each],
-            "losses": torch.stack(losses) if losses else None,
-        }
+        saved = EpochLossState(
+            value=self.latest,
+            total=self._total,
+            samples=self._samples,
+            counts=[samples for samples, _ in self.each],
+            losses=torch.stack(losses) if losses else None,
+        )
+        return as_dict(saved)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.latest, total, losses = (
-            None if one is None else one.to(self._device)
-            for one in (state["value"], state["total"], state["losses"])
-        )
-        self._total = total
-        self._samples = state["samples"]
+        """Restores an `EpochLossState`."""
+        saved = from_dict(EpochLossState, state)
+        self.latest = self._on_device(saved.value)
+        self._total = self._on_device(saved.total)
+        self._samples = saved.samples
+        losses = self._on_device(saved.losses)
         each = () if losses is None else losses.unbind()
-        self.each = list(zip(state["counts"], each, strict=True))
+        self.each = list(zip(saved.counts, each, strict=True))
+
+    def _on_device(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(self._device)
 
     def _sums(self) -> tuple[Tensor | None, int]:
         """Returns the losses times samples, added up in float64, and the samples."""
