@@ -18,7 +18,7 @@ from importlib_metadata import Distribution
 # At the end: an installed one comes first.
 sys.path.extend(
     str(Path(__file__).parent / "plugins" / one / "src")
-    for one in ("eventloop-check", "eventloop-checkpoints", "eventloop-ema", "eventloop-testing")
+    for one in ("eventloop-check", "eventloop-ema", "eventloop-testing")
 )
 
 pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]

@@ -33,8 +33,8 @@ from pathlib import Path
 from soak_task import set_up
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.store import Store
-from eventloop_checkpoints.differences import differences
 
 TASK = Path(__file__).with_name("soak_task.py")
 START_UP_FRAC = 1 / 3  # of the kills

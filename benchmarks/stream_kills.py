@@ -33,8 +33,8 @@ from stream_kinds import KINDS, Make, prepare
 from stream_resume import numbers_of
 
 from eventloop import Task, hookimpl
+from eventloop.checkpoint.part_differences import differences
 from eventloop.distributed.process_ends import kill_group
-from eventloop_checkpoints.differences import differences
 from eventloop_testing import isolated_trainer, last_checkpoint
 
 MOST_BATCHES = 6  # that a process trains before it is killed

@@ -168,20 +168,16 @@ def test_no_package_names_a_flag_that_only_the_command_has():
 def test_what_is_installed_without_a_plugin_is_not_to_be_installed(site, install):
     """A library, a command and an option have no plugin that could be named."""
     install("cmd-test", group="eventloop.commands")
-    install("plugins-cmd-test", group="eventloop.commands", distribution="eventloop-sub-test")
     install("opt-test", group="eventloop.options")
     install("url-test", group="eventloop.storage")
     install("aa-test")
     write_distribution(site, "eventloop-lib-test", "")
 
-    fixes = {
-        name: fixes_module.install(f"{name}-test") for name in ("lib", "cmd", "sub", "opt", "url")
-    }
+    fixes = {name: fixes_module.install(f"{name}-test") for name in ("lib", "cmd", "opt", "url")}
 
     assert all(fix.startswith("leave it out; eventloop-") for fix in fixes.values())
     assert "eventloop-lib-test is installed, but is a library to import" in fixes["lib"]
     assert fixes["cmd"].endswith("it adds the command `eventloop cmd-test`")
-    assert fixes["sub"].endswith("it adds the command `eventloop plugins cmd-test`")
     assert fixes["opt"].endswith("it adds the option `--opt-test`")
     assert fixes["url"].endswith("it adds checkpoints at URLs")
     assert fixes_module.install("aa-test") == "list what is installed with `eventloop plugins`"
@@ -192,8 +188,9 @@ def test_what_is_not_installed_is_still_to_be_installed():
     missing = [name for name in published() if not fixes_module.use_without_plugin(name)]
 
     for name in missing[:3]:
-        assert f"`pip install eventloop-{name}`" in fixes_module.install(name)
-        assert f"`pip install 'eventloop-{name}>=2'`" in fixes_module.install(name, ">=2")
+        distribution = published()[name]
+        assert f"`pip install {distribution}`" in fixes_module.install(name)
+        assert f"`pip install '{distribution}>=2'`" in fixes_module.install(name, ">=2")
     assert fixes_module.install("") == "list what is installed with `eventloop plugins`"
 
 

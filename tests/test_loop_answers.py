@@ -8,8 +8,8 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop import Time, schedules
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.errors import PluginError
-from eventloop_checkpoints.differences import differences
 
 
 def decay(optimizer):

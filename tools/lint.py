@@ -5,7 +5,7 @@
 - Words: docstrings, comments, messages and Markdown avoid phrases that a native speaker wouldn't
   write.
 - Names: no two files of a source folder share a name; `__init__.py` may. No two modules of `src`
-  define the same public name; the `run` and `COMMAND` of each command may.
+  define the same public name; the `run` and `COMMAND` of each command, and the `GROUP` of those with subcommands, may.
 - Identifiers: those of sources avoid words that don't say what a thing is.
 - References: a name between backticks in a docstring or comment of `src` exists.
 - Tests: a test file is named after the module of `src` that it tests, in the folder of that module.
@@ -132,7 +132,7 @@ def definitions(folder: Path) -> Iterator[str]:
     """Yields a line for each public function, class or value that two modules of a folder define."""
     modules = collections.defaultdict(set)
     for path in sorted(folder.rglob("*.py")):
-        of_commands = {"run", "COMMAND"} if "cli" in path.parts else set()
+        of_commands = {"run", "COMMAND", "GROUP"} if "cli" in path.parts else set()
         for name in sorted(_defined(ast.parse(path.read_bytes())) - of_commands):
             if not name.startswith("_"):
                 modules[name].add(path.relative_to(folder).as_posix())

@@ -1,32 +1,8 @@
 # ruff: noqa: I001  names of one module stay together
 """The names of `commands.py`, as type checkers and editors read them."""
 
-from .checkpoint.checkpoint_files import (
-    Checkpoint as Checkpoint,
-    read_checkpoint as read_checkpoint,
-    verify_part as verify_part,
-)
-from .checkpoint.retention import (
-    is_replaced as is_replaced,
-)
 from .checkpoint.run_lock import (
     RunLock as RunLock,
-)
-from .checkpoint.saved_tensors import (
-    SavedTensor as SavedTensor,
-)
-from .checkpoint.locations import (
-    best_among as best_among,
-    checkpoints_at as checkpoints_at,
-    require_checkpoints as require_checkpoints,
-    why_none as why_none,
-)
-from .checkpoint.store import (
-    FoundCheckpoint as FoundCheckpoint,
-    look_at as look_at,
-)
-from .checkpoint.verifying import (
-    damages as damages,
 )
 from .cli.arguments import (
     Arguments as Arguments,
@@ -45,9 +21,6 @@ from .cli.fit_options import (
     FIT_OPTIONS as FIT_OPTIONS,
 )
 from .cli.named_checkpoints import (
-    one_checkpoint as one_checkpoint,
-    size_text as size_text,
-    uploaded_at as uploaded_at,
     words as words,
 )
 from .cli.output_files import output_path as output_path
@@ -67,7 +40,6 @@ from .config.option_types import (
 )
 from .distributed.process_ends import (
     FAILURE as FAILURE,
-    NO_CHECKPOINT as NO_CHECKPOINT,
     ending_with_parent as ending_with_parent,
 )
 from .errors import (
@@ -75,9 +47,6 @@ from .errors import (
     a as a,
     closest as closest,
     counted as counted,
-)
-from .files.run_folder import (
-    read_json as read_json,
 )
 from .naming import (
     fold as fold,
@@ -108,6 +77,5 @@ from .safe_text import (
     one_line as one_line,
 )
 from .urls import (
-    Place as Place,
     place_of as place_of,
 )

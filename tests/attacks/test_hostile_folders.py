@@ -34,7 +34,7 @@ PLUGINS = ("jsonl", "profile", "report", "tensorboard", "trace")
 IMPORTED = (
     *("eventloop_jsonl", "eventloop_profile", "eventloop_report.figures", "eventloop_tensorboard"),
     "eventloop_trace",
-    *("eventloop_checkpoints.diff", "eventloop.cli.eval", "eventloop.cli.export"),
+    *("eventloop.cli.checkpoints_diff", "eventloop.cli.eval", "eventloop.cli.export"),
 )
 DEADLINE_S = 60
 LAST = "ba00000003"

@@ -25,12 +25,12 @@ import pytest
 
 from eventloop import hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.states import Generators
 from eventloop.checkpoint.verifying import name_of
 from eventloop.events import EVENTS as ALL_EVENTS
 from eventloop.files import disk
 from eventloop.run.differences import Allowed
-from eventloop_checkpoints.differences import differences
 from eventloop_jsonl import Jsonl
 from eventloop_testing.case import isolated_trainer
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from eventloop import CheckpointError, PluginError, hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint, write_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.run.differences import Allowed
-from eventloop_checkpoints.differences import differences
 from eventloop_testing import case, run_ranks
 from eventloop_testing.case import isolated_trainer, tiny_task
 

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from eventloop.checkpoint.checkpoint_export import export_weights, saved_weights_at, weights_at
 from eventloop.checkpoint.checkpoint_files import Draft, read_checkpoint
 from eventloop.checkpoint.manifest import VERSION_OF_SHARDS, read_manifest, shard_name
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.store import Store
 from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
-from eventloop_checkpoints.differences import differences
 
 
 @pytest.fixture

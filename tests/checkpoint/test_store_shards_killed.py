@@ -19,13 +19,13 @@ import torch
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
 from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.store import Store
 from eventloop.distributed.checkpoint_crew import CrewOfRanks
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
 from eventloop.training.tensor_slices import TensorSlice
 from eventloop.urls import Url
-from eventloop_checkpoints.differences import differences
 from eventloop_remote import RemoteCheckpoints, RemoteFolder
 
 CHANGES = ("make_folder", "create", "write", "sync", "sync_folder", "rename", "remove_file", "remove_empty")  # fmt: skip

@@ -178,15 +178,16 @@ def test_a_command_of_another_trainer_is_named(word, here, run, clean):
         assert ran.status == 2
         expected = f"there is no command {typed!r}; here it is `eventloop {here}`\n"
         assert ran.err.startswith(f"UsageError: {expected}")
-    assert here.split()[0] in {*command_registry.COMMANDS, *command_registry.PACKAGES}
+    assert here.split()[0] in {*command_registry.COMMANDS, *command_registry.COMMANDS_OF_PACKAGES}
 
 
-def test_a_subcommand_of_plugins_is_no_command_by_itself(run, clean):
-    """It is a command of its package, named `plugins-show`."""
-    ran = run("show")
+@pytest.mark.parametrize("name", ["show", "plugins-show", "verify"])
+def test_a_subcommand_is_no_command_by_itself(name, run, clean):
+    """It belongs to its group: `eventloop plugins show`."""
+    ran = run(name)
 
     assert ran.status == 2
-    assert "there is no command 'show'" in ran.err
+    assert f"there is no command {name!r}" in ran.err
 
 
 def test_a_command_takes_no_part_in_runs(run, add, tiny):

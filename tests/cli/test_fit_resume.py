@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.store import Store
 from eventloop.cli.main import main
-from eventloop_checkpoints.differences import differences
 
 TASK = """
 import os, signal

@@ -22,10 +22,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from eventloop.checkpoint.part_differences import differences
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import Processes
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
-from eventloop_checkpoints.differences import differences
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 26, 4, 3
 NUM_BATCHES = 7

@@ -18,8 +18,8 @@ from eventloop.checkpoint.checkpoint_files import (
     read_checkpoint,
     write_checkpoint,
 )
+from eventloop.checkpoint.part_differences import differences
 from eventloop.run.differences import Allowed
-from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from eventloop import hookimpl
+from eventloop.checkpoint.part_differences import differences
 from eventloop.run.differences import Allowed
-from eventloop_checkpoints.differences import differences
 from eventloop_testing import isolated_trainer, last_checkpoint, tiny_batches, tiny_task
 
 

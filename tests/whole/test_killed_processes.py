@@ -16,10 +16,10 @@ import pytest
 from torch.distributed import TCPStore
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.store import Store
 from eventloop.distributed import rank_variables
 from eventloop.distributed.rank_store import wait_until
-from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer
 
 TASK = Path(__file__).parents[2] / "benchmarks" / "soak_task.py"

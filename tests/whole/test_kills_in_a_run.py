@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk
-from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task
 
 # What changes what the next process finds; to wait for the disk doesn't.

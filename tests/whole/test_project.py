@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import eventloop
-from eventloop.cli.command_registry import SUBCOMMANDS
 from eventloop.plugin.records import EXTENSIONS, GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +38,8 @@ IMPORTED = {
     "eventloop-testing",
     "eventloop-transformers",
 }
-# Released with the core: one shows what it does with plugins, one makes trainers and checkpoints for tests.
-DEEP = {"eventloop-plugins", "eventloop-testing"}
+# Released with the core: it makes trainers and checkpoints for tests.
+DEEP = {"eventloop-testing"}
 
 every_plugin = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 every_extension = pytest.mark.parametrize(
@@ -69,13 +68,12 @@ def test_folder_distribution_package_and_entry_point_agree(folder):
     """Who knows one name knows all of them."""
     project = read_toml(folder / "pyproject.toml")["project"]
     package, short = folder.name.replace("-", "_"), folder.name.removeprefix("eventloop-")
-    subcommands = {f"{short}-{one}" for one in SUBCOMMANDS if one != "list"}
 
     assert project["name"] == folder.name
     for group, points in project["entry-points"].items():
         is_named_otherwise = EXTENSIONS.get(group) in ("storage", "option")
         assert group in GROUPS | EXTENSIONS
-        assert points.keys() in ({short}, subcommands) or is_named_otherwise
+        assert points.keys() == {short} or is_named_otherwise
         assert {re.split("[:.]", value)[0] for value in points.values()} == {package}
     assert [one.parent.name for one in (folder / "src").glob("*/__init__.py")] == [package]
 

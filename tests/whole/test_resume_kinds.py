@@ -16,9 +16,9 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from eventloop import hookimpl
 from eventloop.checkpoint.checkpoint_files import read_checkpoint
+from eventloop.checkpoint.part_differences import differences
 from eventloop.distributed import join_processes
 from eventloop.files import disk
-from eventloop_checkpoints.differences import differences
 from eventloop_fsdp import Fsdp
 from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 

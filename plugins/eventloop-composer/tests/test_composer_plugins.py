@@ -20,13 +20,12 @@ import eventloop
 from eventloop import EventloopError
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
-from eventloop_checkpoints.differences import differences
 from eventloop_composer import Trainer, task
 from eventloop_ema import Ema
 from eventloop_muon import Muon
 from eventloop_sam import Sam
 from eventloop_swa import Swa
-from eventloop_testing import Dies, last_checkpoint
+from eventloop_testing import Dies, differences, last_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

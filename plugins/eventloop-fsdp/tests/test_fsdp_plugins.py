@@ -13,13 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import EventloopError, Task
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
-from eventloop_checkpoints.differences import differences
 from eventloop_ema import Ema
 from eventloop_fsdp import Fsdp
 from eventloop_muon import Muon
 from eventloop_sam import Sam
 from eventloop_swa import Swa
-from eventloop_testing import Dies, isolated_trainer, last_checkpoint, run_ranks
+from eventloop_testing import Dies, differences, isolated_trainer, last_checkpoint, run_ranks
 
 ROWS = {
     "none": list,

@@ -23,12 +23,11 @@ from eventloop import EventloopError
 from eventloop.cli import main
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
-from eventloop_checkpoints.differences import differences
 from eventloop_ema import Ema
 from eventloop_muon import Muon
 from eventloop_sam import Sam
 from eventloop_swa import Swa
-from eventloop_testing import Dies, isolated_trainer, last_checkpoint
+from eventloop_testing import Dies, differences, isolated_trainer, last_checkpoint
 
 ROWS = {
     "muon": [Muon],

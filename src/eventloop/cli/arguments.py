@@ -246,7 +246,7 @@ def _choice(choice: Choice, flags: dict[str, str], no_plugins: bool) -> Choice:
     return replace(choice, autoload=False, autoload_reason="--no-plugins")
 
 
-JSON = CommandOption("json", "", "write JSON instead of a table")
+JSON = CommandOption("json", "", "write JSON instead of text")
 CHANGES = (
     CommandOption("allow-config-change", "", "resume though settings, options or task differ"),
     CommandOption("allow-plugin-change", "NAMES", "resume with other versions of these algorithms"),

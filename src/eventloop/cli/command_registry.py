@@ -1,4 +1,4 @@
-"""The commands and subcommands: the core's, those of packages, and known ones not installed."""
+"""The commands: the core's, and those of packages, installed or not."""
 
 from __future__ import annotations
 
@@ -23,34 +23,25 @@ COMMANDS = {
     "eval": "evaluate a task",
     "predict": "write the outputs for a task's eval data",
     "export": "write the weights of a checkpoint to a file",
+    "checkpoints": "list the checkpoints of a run, verify them, compare two",
     "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
-# Commands that a message can say how to get, with the distributions that have them.
-PACKAGES = {
-    name: f"eventloop-{name}"
-    for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
-}
-# Of `plugins`: `list`, and those of eventloop-plugins, which are commands named `plugins-show` and so on.
-SUBCOMMANDS = {
-    "list": "what is installed, and whether it takes part",
-    "show": "one plugin: options, hooks, edges, import time",
-    "order": "in which order plugins are called, and why",
-    "hooks": "the hooks that there are, with their contracts",
-    "check": "everything that could go wrong; exit status 1 if anything would",
-    "enable": "enable an installed plugin, in pyproject.toml",
-    "disable": "disable an installed plugin, in pyproject.toml",
-    "lock": "write eventloop.lock, from which `fit` then allows no difference",
-    "new": "start a plugin: a package with a test that passes",
-}
-SUBCOMMAND_PREFIX = "plugins-"
+# Those whose modules have subcommands.
+WITH_SUBCOMMANDS = ("checkpoints", "plugins")
+# Commands of packages that the help lists and messages name, installed or not.
+COMMANDS_OF_PACKAGES = ("ablate", "check-loss", "lr-finder", "sweep")
 
 
 def run_core(command: str, argv: Sequence[str]) -> int:
     """Runs a command of the core."""
-    subject = importlib.import_module(f"eventloop.cli.{command}")
-    if command == "plugins":
-        return int(subject.run_subcommand(argv))
-    return run_command(subject.COMMAND, subject.run, argv)
+    module = importlib.import_module(f"eventloop.cli.{command}")
+    if command in WITH_SUBCOMMANDS:
+        if argv[:1] in (["-h"], ["--help"]):
+            write_text(module.GROUP.help())
+            return 0
+        subcommand, argv = module.GROUP.split(argv)
+        module = importlib.import_module(f"eventloop.cli.{command}_{subcommand}")
+    return run_command(module.COMMAND, module.run, argv)
 
 
 def run_command(command: Command, run: Callable[[Arguments], int], argv: Sequence[str]) -> int:
@@ -86,11 +77,11 @@ def run_added(name: str, argv: Sequence[str]) -> int:
     """
     from eventloop.plugin.load import imported_callable
 
-    found = _find(name)
-    command = imported_callable(found)
+    command = _find(name)
+    run = imported_callable(command)
     gc.enable()
     try:
-        status = command([*argv])
+        status = run([*argv])
     except (Terminated, EventloopError):
         raise
     except SystemExit as error:
@@ -98,12 +89,12 @@ def run_added(name: str, argv: Sequence[str]) -> int:
             raise  # of a plugin, or with a text that is still to be shown
         return error.code or 0
     except Exception as error:
-        error.add_note(f"raised by command {found.origin}")
+        error.add_note(f"raised by command {command.origin}")
         raise
     if not isinstance(status, int):
         raise PluginError(
-            f"command {found.name!r} returned {status!r}, which is not an exit status",
-            plugin=found.origin,
+            f"command {command.name!r} returned {status!r}, which is not an exit status",
+            plugin=command.origin,
             fix="return 0 for success, 1 for failure",
         )
     return status
@@ -111,22 +102,30 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 
 def help_lines() -> Iterator[str]:
     """Describes all commands, one line each; those of packages by their metadata's summary."""
-    from eventloop.plugin.discover import summary_of
+    from eventloop.fixes import distribution_of
     from eventloop.safe_text import one_line
 
-    described = dict(COMMANDS)
-    found, problems = _added()
-    for one in found:
-        if one.name.startswith(SUBCOMMAND_PREFIX):
-            continue
-        about = summary_of(one.entry_point.dist) if one.entry_point.dist is not None else ""
-        about = problems[one].what if one in problems else f"{about} ({one.distribution})".strip()
-        described.setdefault(one.name, about)
-    for name, distribution in PACKAGES.items():
-        described.setdefault(name, f"comes with {distribution}, which isn't installed")
-    width = max(map(len, described))
-    for name, about in described.items():
-        yield one_line(f"  {name:<{width}}  {about}")
+    descriptions = dict(COMMANDS)
+    added, problems = _added()
+    for command in added:
+        if command in problems:
+            description = problems[command].what
+        else:
+            description = f"{_summary(command)} ({command.distribution})".strip()
+        descriptions.setdefault(command.name, description)
+    for name in COMMANDS_OF_PACKAGES:
+        descriptions.setdefault(name, f"comes with {distribution_of(name)}, which isn't installed")
+    width = max(map(len, descriptions))
+    for name, description in descriptions.items():
+        yield one_line(f"  {name:<{width}}  {description}")
+
+
+def _summary(command: Found) -> str:
+    """Returns the summary of a command's distribution, "" if there is none."""
+    from eventloop.plugin.discover import summary_of
+
+    distribution = command.entry_point.dist
+    return "" if distribution is None else summary_of(distribution)
 
 
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
@@ -134,35 +133,32 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     from eventloop.plugin.discover import extensions  # reads metadata: `eventloop fit` needn't
     from eventloop.plugin.name_problems import extension_problems
 
-    found = extensions(COMMAND_GROUP)
-    return found, extension_problems(found, {"command": COMMANDS})
+    commands = extensions(COMMAND_GROUP)
+    return commands, extension_problems(commands, {"command": COMMANDS})
 
 
 def _find(name: str) -> Found:
     from eventloop import vocabulary
-    from eventloop.fixes import install, shell
+    from eventloop.fixes import distribution_of, install, shell
     from eventloop.naming import fold
 
-    found, problems = _added()
-    for one in found:
-        if fold(one.name) == fold(name):
-            if one in problems:
-                raise problems[one]
-            return one
-    is_subcommand = name in (f"{SUBCOMMAND_PREFIX}{one}" for one in SUBCOMMANDS if one != "list")
-    package = "plugins" if is_subcommand else name.replace("_", "-")
-    if is_subcommand or package in PACKAGES:
+    added, problems = _added()
+    for command in added:
+        if fold(command.name) == fold(name):
+            if command in problems:
+                raise problems[command]
+            return command
+    if name.replace("_", "-") in COMMANDS_OF_PACKAGES:
         raise UsageError(
-            f"eventloop {name.replace(SUBCOMMAND_PREFIX, 'plugins ')} is a command of "
-            f"eventloop-{package}, which isn't installed",
-            fix=install(package),
+            f"eventloop {name} is a command of {distribution_of(name)}, which isn't installed",
+            fix=install(name),
         )
     if name.endswith(".py"):
         raise UsageError(
             f"{name!r} isn't a command", fix=f"write {shell('eventloop', 'fit', name)}"
         )
-    names = [*COMMANDS, *(one.name for one in found if one not in problems), *PACKAGES]
-    names = [one for one in names if not one.startswith(SUBCOMMAND_PREFIX)]
+    usable = [command.name for command in added if command not in problems]
+    names = [*COMMANDS, *usable, *COMMANDS_OF_PACKAGES]
     here = {word: f"`eventloop {command}`" for word, command in vocabulary.COMMAND_WORDS.items()}
     raise UsageError(
         f"there is no command {name!r}{vocabulary.known_as(name.lower(), here, names)}",

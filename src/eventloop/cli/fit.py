@@ -12,7 +12,7 @@ from eventloop.checkpoint.saver import interval_of
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
 from eventloop.cli.failure_report import crash_report
-from eventloop.cli.fit_options import OPTIONS, Modes, from_package
+from eventloop.cli.fit_options import OPTIONS, Modes
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, prepare
 from eventloop.cli.launch import NPROC, launch
@@ -25,7 +25,7 @@ from eventloop.errors import SettingError, UsageError, counted
 from eventloop.fixes import pip, shell
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.lock_digests import NAME, lock_path
+from eventloop.plugin.lock_digests import lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
 from eventloop.trainer import Trainer
@@ -100,10 +100,13 @@ def _lock_check(arguments: Arguments, job: Job) -> Callable[[Registry], None] | 
     lock = lock_path(Path.cwd())
     if "unlocked" in arguments.given or not lock.is_file():
         return None
-    compare = from_package("lock", f"{NAME} is here, so that fit")
+    from eventloop.plugin.lock_file import (
+        check_lock,  # with tomlkit, which other runs needn't import
+    )
+
     plugins = job.discovery.chosen(job.configuration)
     chosen = [plugin.name for plugin in plugins if plugin.stage == "chosen"]
-    return lambda registry: compare(lock, registry, chosen)
+    return lambda registry: check_lock(lock, registry, chosen)
 
 
 def _train(

@@ -16,7 +16,7 @@ from eventloop.config.option_types import Value, flag
 from eventloop.config.value_sources import Layer
 from eventloop.dry_run import EveryBatch, dry_limit, dry_settings, rehearse
 from eventloop.errors import UsageError
-from eventloop.fixes import install
+from eventloop.fixes import distribution_of, install
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.load import imported_callable
 from eventloop.plugin.name_problems import extension_problems
@@ -37,8 +37,6 @@ OPTIONS = (
 )
 # What a command that makes runs hands on to them: the options that change what is trained.
 FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-")))
-# The package of each option that isn't the core's.
-_PACKAGES = {"check": "check", "lock": "plugins", "result": "runs"}
 _LIMITS = ("limit_train_batches", "limit_eval_batches")
 # An option of the first tuple contradicts those of the second: each says which batches there are.
 _CONTRADICTIONS = (("dry_run", "overfit_batches"), ("overfit_batches", *_LIMITS))
@@ -82,9 +80,9 @@ class Modes:
             for option in OPTIONS
             if option.metavar and option.name.replace("-", "_") in arguments.given
         }
-        checks = [from_package("check", "--check")()] if "check" in arguments.given else []
+        checks = [_from_package("check")()] if "check" in arguments.given else []
         path = arguments.path("result")
-        results = [from_package("result", "--result")(path)] if path is not None else []
+        results = [_from_package("result")(path)] if path is not None else []
         return cls("dry_run" in arguments.given, counts, checks, results)
 
     @property
@@ -168,23 +166,19 @@ def _plugin(target: object, role: Role, flags: str) -> Plugin:
     return Plugin("", role, target, source=flags, by="flag")
 
 
-def from_package(name: str, subject: str) -> Any:
-    """Imports what does the work of an option: of the entry-point group `eventloop.options`.
-
-    Args:
-        name: of the entry point.
-        subject: the option, for messages.
+def _from_package(name: str) -> Any:
+    """Imports the entry point of an option, from the group `eventloop.options`.
 
     Raises:
         UsageError: its package isn't installed.
         PluginError: that package can't be used.
     """
     installed = extensions("eventloop.options")
-    if (found := next((one for one in installed if one.name == name), None)) is None:
-        package = _PACKAGES[name]
+    option = next((option for option in installed if option.name == name), None)
+    if option is None:
         raise UsageError(
-            f"{subject} needs eventloop-{package}, which isn't installed", fix=install(package)
+            f"--{name} needs {distribution_of(name)}, which isn't installed", fix=install(name)
         )
-    if problem := extension_problems(installed, {}).get(found):
+    if problem := extension_problems(installed, {}).get(option):
         raise problem
-    return imported_callable(found)
+    return imported_callable(option)

@@ -1,4 +1,4 @@
-"""Where a project's lock is, and its digests; its text is eventloop-plugins'."""
+"""Where a project's lock is, and its digests; `lock_file` writes and compares its text."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eventloop_checkpoints.differences import differences
+    from eventloop.checkpoint.part_differences import differences
     from eventloop_testing.case import (
         isolated_trainer,
         recorder,
@@ -57,7 +57,7 @@ __all__ = [
 # pytest imports this package in every project where eventloop is installed; torch must wait.
 _LAZY = dict.fromkeys(__all__, "eventloop_testing.case")
 _LAZY["check_plugin"] = "eventloop_testing.contract"
-_LAZY["differences"] = "eventloop_checkpoints.differences"
+_LAZY["differences"] = "eventloop.checkpoint.part_differences"
 _LAZY["run_ranks"] = "eventloop_testing.ranks"
 _LAZY |= dict.fromkeys(
     (

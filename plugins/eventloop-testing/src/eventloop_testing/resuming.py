@@ -19,13 +19,13 @@ from torch import Tensor
 
 from eventloop.checkpoint.checkpoint_files import Checkpoint, read_checkpoint, write_checkpoint
 from eventloop.checkpoint.encoding import flatten, restore
+from eventloop.checkpoint.part_differences import ValueDifference, differences
 from eventloop.checkpoint.verifying import name_of
 from eventloop.errors import CheckpointError, text_of
 from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import keeps_state
 from eventloop.training.tensor_slices import held
-from eventloop_checkpoints.differences import Difference, differences
 from eventloop_testing.case import Case, ExpectedError, Fails, equal, weights_of
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class KilledRuns:
 
     def differing(
         self, folder: Path, *batches: int, forget: Callable[[dict[str, Any]], object] | None = None
-    ) -> list[Difference]:
+    ) -> list[ValueDifference]:
         """Kills a run at batches, resumes it each time, and in the end without a kill.
 
         Args:

@@ -1,0 +1,20 @@
+"""`eventloop checkpoints`: its subcommands and their help."""
+
+from __future__ import annotations
+
+from eventloop.cli.subcommands import CommandGroup
+
+GROUP = CommandGroup(
+    "checkpoints",
+    "usage: eventloop checkpoints RUN\n"
+    "       eventloop checkpoints SUBCOMMAND ...\n\n"
+    "Lists the checkpoints of a run, verifies them, and compares two.",
+    {
+        "list": "a run's checkpoints: when saved, how large, whether they verify, metrics, plugins",
+        "verify": "which files aren't what was written; exit status 4 if any isn't",
+        "diff": "what differs between two: configuration, plugins, tensors; exit status 1 if anything",
+    },
+    "RUN is a run's folder or URL, or the `checkpoints` in it. Where one checkpoint is needed, a run means\n"
+    "its newest that verifies. See also `eventloop checkpoints SUBCOMMAND --help`.",
+    list_argument="RUN",
+)
