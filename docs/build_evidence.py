@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from scipy import special
 
-from eventloop_ablate.paired import Difference, paired_difference
+from eventloop_experiments.ablate.paired import Difference, paired_difference
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "evidence" / "results.json"

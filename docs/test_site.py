@@ -84,7 +84,7 @@ QUERIES = {
     "order of callbacks": "explanation/hooks-at-a-glance/",
     "test my plugin": "how-to/test-a-plugin/",
     "optuna": "how-to/sweep/",
-    "find learning rate": "plugins/eventloop-lr-finder/",
+    "find learning rate": "plugins/eventloop-experiments/",
     "gradient accumulation bug": "how-to/check-a-loss/",
     "huggingface trainer": "how-to/coming-from-hugging-face/",
     "lightning module": "how-to/coming-from-lightning/",

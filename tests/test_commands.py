@@ -1,4 +1,4 @@
-"""What `eventloop.commands` and `eventloop-runs` offer to the authors of commands."""
+"""What `eventloop.commands` and `eventloop_experiments.runs` offer to the authors of commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import eventloop.commands
-import eventloop_runs
+import eventloop_experiments.runs
 from eventloop.cli import main
 from eventloop.cli.command_registry import COMMANDS, COMMANDS_OF_PACKAGES
 from eventloop.fixes import distribution_of
@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(one, name) for one in (eventloop.commands, eventloop_runs) for name in one.__all__],
+    [
+        (one, name)
+        for one in (eventloop.commands, eventloop_experiments.runs)
+        for name in one.__all__
+    ],
 )
 def test_every_name_is_there_and_on_the_page(module, name):
     """The page on commands is all that an author has to read."""

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import importlib_metadata
 import pytest
 
 from eventloop import vocabulary
@@ -39,6 +40,38 @@ def test_help_and_list_describe_a_command_without_importing_it(run, add):
 
     assert line.split() == ["hi-test", "Says", "hi.", "(eventloop-hi-test)"]
     assert [row["role"] for row in rows if row["name"] == "hi-test"] == ["command"]
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_help_describes_each_command_of_a_package_of_several(is_installed, run, add, monkeypatch):
+    """The summary of the package, which they share, says of none what it does."""
+    distribution = "eventloop-experiments"
+    if is_installed:
+        add("sweep", distribution=distribution, summary="Trains several times.")
+    else:
+        monkeypatch.setattr("importlib_metadata.distributions", lambda **_: iter(()))
+
+    lines = [line for line in run("--help").out.splitlines() if f"({distribution}" in line]
+
+    assert len(lines) >= 3
+    assert all("Trains several times." not in line for line in lines)
+    assert len({line.split(maxsplit=1)[1] for line in lines}) == len(lines)
+    if not is_installed:
+        assert all(line.endswith("which isn't installed)") for line in lines)
+
+
+def test_a_command_of_another_package_is_described_by_its_own_summary(run, add, monkeypatch):
+    """Its name is that of a known command, and what it does is its author's to say."""
+    every = importlib_metadata.distributions
+    monkeypatch.setattr(
+        "importlib_metadata.distributions",
+        lambda **given: [one for one in every(**given) if one.name != "eventloop-experiments"],
+    )
+    add("sweep", distribution="my-sweep", summary="Sweeps the floor.")
+
+    (line,) = [line for line in run("--help").out.splitlines() if line.startswith("  sweep ")]
+
+    assert line.split(maxsplit=1)[1] == "Sweeps the floor. (my-sweep)"
 
 
 def test_list_sees_that_a_command_lacks_a_module(run, add):

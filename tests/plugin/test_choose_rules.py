@@ -99,10 +99,10 @@ def test_a_rule_for_a_name_that_matches_nothing_is_refused(statuses, key):
 
 @pytest.mark.parametrize("key", ["disable", "allow"])
 def test_a_rule_for_a_package_without_a_plugin_says_what_it_adds(statuses, key):
-    """`eventloop-ablate` is installed, and its name isn't misspelt."""
+    """`eventloop-experiments` is installed, and the name isn't misspelt."""
     message = refusal(SettingError, statuses, f'{key} = ["ablate"]')
 
-    assert f"{key} names 'ablate': eventloop-ablate is installed" in message
+    assert f"{key} names 'ablate': eventloop-experiments is installed" in message
     assert "adds the command" in message
     assert "the closest" not in message
 

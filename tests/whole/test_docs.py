@@ -15,8 +15,8 @@ import torch
 from eventloop import PluginError, hookimpl
 from eventloop.events import EVENTS
 from eventloop.plugin.declared_hooks import HOOKS
-from eventloop_ablate.paired import paired_difference
-from eventloop_ablate.variants import read_variants
+from eventloop_experiments.ablate.paired import paired_difference
+from eventloop_experiments.ablate.variants import read_variants
 from eventloop_testing.case import isolated_trainer
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -28,8 +28,14 @@ COMMANDS = {
 }
 # Those whose modules have subcommands.
 WITH_SUBCOMMANDS = ("checkpoints", "plugins")
-# Commands of packages that the help lists and messages name, installed or not.
-COMMANDS_OF_PACKAGES = ("ablate", "check-loss", "lr-finder", "sweep")
+# Commands of this repository's packages: they are listed whether they are installed or not, and a
+# package's summary describes only the package.
+COMMANDS_OF_PACKAGES = {
+    "ablate": "show what algorithms are worth, by runs with and without them",
+    "check-loss": "find a loss that microbatches, padding, ranks or the order of samples change",
+    "lr-finder": "propose a learning rate, from a short run in which it grows",
+    "sweep": "search for the best options of a task, its settings and its plugins",
+}
 
 
 def run_core(command: str, argv: Sequence[str]) -> int:
@@ -111,20 +117,25 @@ def help_lines() -> Iterator[str]:
         if command in problems:
             description = problems[command].what
         else:
-            description = f"{_summary(command)} ({command.distribution})".strip()
+            description = f"{_description(command)} ({command.distribution})".strip()
         descriptions.setdefault(command.name, description)
-    for name in COMMANDS_OF_PACKAGES:
-        descriptions.setdefault(name, f"comes with {distribution_of(name)}, which isn't installed")
+    for name, description in COMMANDS_OF_PACKAGES.items():
+        missing = f"{distribution_of(name)}, which isn't installed"
+        descriptions.setdefault(name, f"{description} ({missing})")
     width = max(map(len, descriptions))
     for name, description in descriptions.items():
         yield one_line(f"  {name:<{width}}  {description}")
 
 
-def _summary(command: Found) -> str:
-    """Returns the summary of a command's distribution, "" if there is none."""
+def _description(command: Found) -> str:
+    """Returns what a command does, by its distribution's summary; "" if there is none."""
+    from eventloop.fixes import distribution_of
     from eventloop.plugin.discover import summary_of
 
     distribution = command.entry_point.dist
+    is_of_repository = command.distribution == distribution_of(command.name)
+    if is_of_repository and command.name in COMMANDS_OF_PACKAGES:
+        return COMMANDS_OF_PACKAGES[command.name]
     return "" if distribution is None else summary_of(distribution)
 
 

@@ -32,7 +32,7 @@ from eventloop_check_loss.check import Measured, Report, check
 from eventloop_check_loss.laws import LAWS, Variant
 from eventloop_check_loss.measurement import Measurement
 from eventloop_check_loss.report import content_of, write_report
-from eventloop_runs import RunProcesses, RunsFolder, fit_argv, refuse_own, share_cores
+from eventloop_experiments.runs import RunProcesses, RunsFolder, fit_argv, refuse_own, share_cores
 
 if TYPE_CHECKING:
     from eventloop.commands import Job

@@ -1,0 +1,215 @@
+"""The trials of a sweep: each is made once, run by one worker at a time, and ends once.
+
+A trial is a row of Optuna's study in the state RUNNING and a folder with the same place; a file
+lock says that a worker is at it. The operating system gives the lock up with the worker, whatever
+ends it, and then any worker that sees the folder goes on with the trial.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from filelock import FileLock, Timeout
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from eventloop_experiments.runs import Outcome, RunsFolder
+from eventloop_experiments.sweep.pruning import PRUNED_AT
+from eventloop_experiments.sweep.sweep_request import LAST, Sweep
+
+PLACE = "place"
+OUTCOME = "outcome.json"  # in a trial's folder
+_STATES = {
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+_KILLS, _REASON = "kills", "reason"
+_EXHAUSTED = "exhausted"  # of a study: its sampler has tried all there is
+_MOST_KILLS = 3
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """A trial as a run of `eventloop fit`.
+
+    Args:
+        number: Optuna's.
+        values: of the options that it has, as they are typed.
+    """
+
+    number: int
+    place: Path
+    argv: tuple[str, ...] = field(repr=False)
+    values: dict[str, str] = field(repr=False)
+
+    def __str__(self) -> str:
+        values = (f"{name} {_short(value)}" for name, value in self.values.items())
+        return f"trial {self.number} ({', '.join(values)})"
+
+
+TrialOutcome = Outcome[TrialRun]
+
+
+class Trials:
+    """Hands the trials of a study to this worker.
+
+    Args:
+        lock: of the sweep: only one worker looks for a trial at a time.
+        metric: what a trial's value is.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        folder: RunsFolder,
+        study: optuna.Study,
+        storage: RDBStorage,
+        lock: FileLock,
+        metric: str,
+    ) -> None:
+        self._sweep, self._folder, self._metric = sweep, folder, metric
+        self._study, self._storage, self._lock = study, storage, lock
+        self._study_id = storage.get_study_id_from_name(study.study_name)
+        self._held: dict[int, FileLock] = {}
+        # A sampler that has tried all there is calls it; outside of `optimize`, Optuna's raises.
+        study.stop = self._exhausted  # type: ignore[method-assign]
+
+    def runs(self) -> Iterator[TrialRun]:
+        """Yields runs until there are as many trials as were asked for, and none is left behind."""
+        while (run := self._next()) is not None:
+            outcome = self._folder.outcome(run)
+            if outcome is None:
+                yield run
+            else:  # its worker was killed before it could say so
+                self.end(outcome)
+
+    def end(self, outcome: TrialOutcome) -> str:
+        """Writes what came of a trial into the study, and into a file of its folder.
+
+        Returns:
+            "complete", "pruned" or "failed"; "" for one that was killed, which is gone on with.
+        """
+        run = outcome.run
+        trial_id = self._id(run.number)
+        attributes = self._storage.get_trial(trial_id).user_attrs
+        if outcome.was_killed and attributes.get(_KILLS, 0) + 1 < _MOST_KILLS:
+            self._storage.set_trial_user_attr(trial_id, _KILLS, attributes.get(_KILLS, 0) + 1)
+        elif outcome.content is None:
+            self._storage.set_trial_user_attr(trial_id, _REASON, outcome.reason)
+            self._study.tell(run.number, state=TrialState.FAIL)
+        elif PRUNED_AT in attributes:
+            self._study.tell(run.number, state=TrialState.PRUNED)
+        elif (value := self._value(outcome.content)) is None:
+            self._storage.set_trial_user_attr(trial_id, _REASON, f"{self._metric} isn't finite")
+            self._study.tell(run.number, state=TrialState.FAIL)
+        else:
+            self._study.tell(run.number, value)
+        trial = self._storage.get_trial(trial_id)
+        if trial.state.is_finished():
+            self._folder.keep(
+                f"{run.place.as_posix()}/{OUTCOME}",
+                {
+                    "trial": run.number,
+                    "state": _STATES[trial.state],
+                    "value": trial.value,
+                    "pruned_at": trial.user_attrs.get(PRUNED_AT),
+                    "reason": trial.user_attrs.get(_REASON),
+                },
+            )
+        self._held.pop(run.number).release()
+        return _STATES.get(trial.state, "")
+
+    def _value(self, content: Mapping[str, Any]) -> float | None:
+        """Returns the value of a trial: its metric at the last evaluation, or at the best."""
+        if self._sweep.objective == LAST:
+            value: float | None = content["metrics"].get(self._metric)
+            return value
+        is_higher = self._study.direction == StudyDirection.MAXIMIZE
+        extremes: Mapping[str, float] = content["extremes"].get(self._metric, {})
+        return extremes.get("max" if is_higher else "min")
+
+    def num_left(self) -> int:
+        """Returns how many trials are missing, or under way."""
+        trials = self._all()
+        num_done = sum(one.state.is_finished() for one in trials)
+        num_asked = len(trials) if self._is_exhausted() else self._sweep.num_trials
+        return max(0, num_asked - num_done)
+
+    def _next(self) -> TrialRun | None:
+        """Returns a trial that its worker left behind, else a new one; None where all are begun."""
+        with self._lock:
+            return self._left_behind() or self._new()
+
+    def _left_behind(self) -> TrialRun | None:
+        for one in self._all():
+            place = one.user_attrs.get(PLACE)
+            # Those of other machines have their folders there.
+            if one.state != TrialState.RUNNING or not place or not self._path(place).is_dir():
+                continue
+            lock = self._lock_of(place)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            if self._storage.get_trial(self._id(one.number)).state == TrialState.RUNNING:
+                return self._taken(one.number, place, lock)
+            lock.release()  # it ended since it was listed
+        return None
+
+    def _new(self) -> TrialRun | None:
+        num_trials = len(self._all())
+        if self._is_exhausted() or num_trials >= self._sweep.num_trials:
+            return None
+        place = f"trial-{num_trials:04}-{secrets.token_hex(4)}"
+        self._path(place).mkdir()
+        lock = self._lock_of(place)
+        lock.acquire(timeout=0)
+        # With its place from its first moment: a kill in between would leave it without a folder.
+        template = create_trial(state=TrialState.RUNNING, user_attrs={PLACE: place})
+        trial_id = self._storage.create_new_trial(self._study_id, template)
+        return self._taken(self._storage.get_trial(trial_id).number, place, lock)
+
+    def _exhausted(self) -> None:
+        """Notes, for all workers, that no value is left to be tried."""
+        self._study.set_user_attr(_EXHAUSTED, True)
+
+    def _is_exhausted(self) -> bool:
+        return _EXHAUSTED in self._study.user_attrs
+
+    def _taken(self, number: int, place: str, lock: FileLock) -> TrialRun:
+        """Returns a run; of a trial that was begun with the values that it has."""
+        self._held[number] = lock
+        self._study.get_trials(deepcopy=False)  # Optuna's cache learns of it
+        trial = Trial(self._study, self._id(number))
+        values = self._sweep.suggested(trial)
+        is_higher = self._study.direction == StudyDirection.MAXIMIZE
+        metric = f"{'max' if is_higher else 'min'} {self._metric}"
+        argv = self._sweep.argv(values, number, metric)
+        return TrialRun(number, Path(place), tuple(argv), values)
+
+    def _all(self) -> list[FrozenTrial]:
+        return self._storage.get_all_trials(self._study_id, deepcopy=False)
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _path(self, place: str) -> Path:
+        return self._folder.path / place
+
+    def _lock_of(self, place: str) -> FileLock:
+        return FileLock(self._path(f"{place}.lock"))
+
+
+def _short(text: str) -> str:
+    """Returns a number without the digits that no reader needs; any other text as it is."""
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text
