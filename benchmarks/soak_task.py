@@ -25,9 +25,9 @@ from eventloop import State, Task, hookimpl, schedules
 from eventloop.data import collated, cycled, zipped
 from eventloop.data.combined import Zipped
 from eventloop.toolbox import map_tensors
-from eventloop_bucketing import LengthBatchSampler, TokenBatchSampler
 from eventloop_jsonl import Jsonl
 from eventloop_mixup import Mixup
+from eventloop_streaming.bucketing import LengthBatchSampler, TokenBatchSampler
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):

@@ -56,6 +56,21 @@ from .training.failed_inputs import refusal as refusal
 # The random generators of Python, NumPy and torch: found, seeded, and watched for use.
 from .rng import host_generators as host_generators, is_generator as is_generator, reseed as reseed
 
+# Model surgery: other layers, wherever they are in a model.
+from .training.surgery import (
+    Surgery as Surgery,
+    replace_modules as replace_modules,
+    with_class as with_class,
+)
+
+# Samples with second targets, and plugins that share the batches.
+from .training.blending import (
+    SecondTargets as SecondTargets,
+    SharesBatches as SharesBatches,
+    blended as blended,
+    owns_batch as owns_batch,
+)
+
 # Metrics of eval sets by name, for options such as `test/accuracy`.
 from .training.metrics import (
     NamedMetric as NamedMetric,

@@ -24,7 +24,7 @@ TESTING = "plugins/eventloop-testing/src/eventloop_testing/ranks.py"
 ALLOWED = {
     TESTING: ["pickle"],
     "src/eventloop/distributed/data_parallel.py": ["pickle.dumps"],
-    "plugins/eventloop-check-loss/src/eventloop_check_loss/probe.py": [
+    "plugins/eventloop-check/src/eventloop_check/check_loss/probe.py": [
         *("torch.load", "weights_only", "torch.load")
     ],
     "plugins/eventloop-composer/src/eventloop_composer/arguments.py": ["weights_only"],

@@ -21,8 +21,6 @@ SECTIONS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evide
 SOURCE = ROOT / "src"
 # What is named on the command line or imported, and takes part in no run by being installed.
 IMPORTED = {
-    "eventloop-blending",
-    "eventloop-bucketing",
     "eventloop-chats",
     "eventloop-dpo",
     "eventloop-finetune",
@@ -33,7 +31,6 @@ IMPORTED = {
     "eventloop-reward",
     "eventloop-rollouts",
     "eventloop-sft",
-    "eventloop-surgery",
     "eventloop-testing",
     "eventloop-transformers",
 }

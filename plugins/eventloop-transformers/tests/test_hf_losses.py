@@ -9,10 +9,10 @@ import torch
 import transformers
 from hf_cases import USE_CPU, gpt2, process_environment, rows
 
-from eventloop_check_loss import run
-from eventloop_check_loss.check import check
-from eventloop_check_loss.measurement import Measurement
-from eventloop_check_loss.probe import CheckLoss
+from eventloop_check.check_loss import run
+from eventloop_check.check_loss.loss_check import check
+from eventloop_check.check_loss.measurement import Measurement
+from eventloop_check.check_loss.probe import CheckLoss
 from eventloop_testing import isolated_trainer
 from eventloop_transformers import loss_task
 

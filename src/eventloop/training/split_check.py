@@ -138,7 +138,7 @@ class SplitCheck:
                 "other, write Task(loss_splits=False) and train with eventloop-gradcache, which joins "
                 "the outputs of microbatches before the loss; if it is a sum or a weighted mean, return "
                 "the mean or write Task(loss_weight=...). `eventloop check-loss TASK` "
-                "(eventloop-check-loss) examines it",
+                "(eventloop-check) examines it",
                 stacklevel=2,
             )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, pad
 
-from eventloop_surgery import Surgery, replace_modules, with_class
+from eventloop.toolbox import Surgery, replace_modules, with_class
 
 Pair = tuple[int, int]
 SIZES = range(2, 8)

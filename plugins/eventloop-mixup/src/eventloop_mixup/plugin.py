@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
-from eventloop.toolbox import describe_pair, is_pair, switch_off
-from eventloop_blending import SecondTargets, owns_batch
+from eventloop.toolbox import SecondTargets, describe_pair, is_pair, owns_batch, switch_off
 from eventloop_mixup.mixing import draw_lam, mix
 
 

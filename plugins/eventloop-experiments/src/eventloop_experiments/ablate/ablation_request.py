@@ -45,7 +45,7 @@ COMMAND = Command(
         CommandOption("jobs", "N", "how many runs at once; as many as have cores of their own"),
         CommandOption("run-dir", "FOLDER", "where the runs go; runs/ablate-TASK-ID unless given"),
         CommandOption("plot", "FILE.png", "draw the table; needs matplotlib"),
-        CommandOption("json", "", "write JSON instead of a table"),
+        CommandOption("json", "", "write JSON instead of text"),
         ALLOW_CODE_CHANGE,
         *FIT_OPTIONS,
     ),
