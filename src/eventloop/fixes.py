@@ -65,33 +65,40 @@ def switch_off(name: str) -> Wording:
 
 
 @functools.cache
-def published() -> frozenset[str]:
-    """Returns the names of the packages of the core's own repository."""
-    return frozenset(
-        resources.files("eventloop").joinpath("published.txt").read_text("utf-8").split()
-    )
+def published() -> dict[str, str]:
+    """Returns the distribution of each plugin, command and package of the core's own repository."""
+    text = resources.files("eventloop").joinpath("published.txt").read_text("utf-8")
+    return dict(line.split() for line in text.splitlines())
+
+
+def distribution_of(name: str) -> str:
+    """Returns the distribution that has a plugin, or would have by its name."""
+    name = fold(name).replace("_", "-")
+    return published().get(name, f"eventloop-{name}")
 
 
 def install(name: str, versions: str = "") -> str:
     """Returns how a missing plugin is installed, or else how the installed ones are listed.
 
     Args:
-        name: of the plugin; a package of this name that is installed has no plugin.
+        name: of the plugin, command or option; a distribution that has it and is installed has no
+            plugin.
         versions: the range that is needed, in pip's syntax.
     """
     if use := use_without_plugin(name):
         return f"leave it out; {use}"
-    if (package := fold(name).replace("_", "-")) in published():
-        clone = pip("install", f"./plugins/eventloop-{package}")
-        return f"install it, {pip('install', f'eventloop-{package}{versions}')}, or from a clone {clone}"
+    distribution = distribution_of(name)
+    if distribution in published().values():
+        clone = pip("install", f"./plugins/{distribution}")
+        return f"install it, {pip('install', f'{distribution}{versions}')}, or from a clone {clone}"
     return "list what is installed with `eventloop plugins`"
 
 
 def use_without_plugin(name: str) -> str:
-    """Returns what an installed package without a plugin is for; "" if there is no such package."""
+    """Returns what an installed package without a plugin of its name is for; "" if there is no such package."""
     import importlib_metadata  # not for every message
 
-    package = f"eventloop-{fold(name).replace('_', '-')}"
+    package = distribution_of(name)
     distribution = next(iter(importlib_metadata.distributions(name=package)), None)
     if distribution is None:
         return ""
@@ -99,8 +106,13 @@ def use_without_plugin(name: str) -> str:
     names: dict[str, list[str]] = {}
     for point in points:
         names.setdefault(point.group, []).append(point.name)
-    if "eventloop.algorithms" in names or "eventloop.callbacks" in names:
+    plugins = sorted(names.get("eventloop.algorithms", []) + names.get("eventloop.callbacks", []))
+    if fold(name) in map(fold, plugins):
         return ""
+    if plugins:
+        return (
+            f"{package} is installed, but has no plugin of this name: it adds {', '.join(plugins)}"
+        )
     uses = [f"the command {_command(command)}" for command in names.get("eventloop.commands", ())]
     uses += [f"the option `--{option}`" for option in names.get("eventloop.options", ())]
     if "eventloop.storage" in names:

@@ -23,11 +23,24 @@ def test_each_list_is_what_the_script_writes(lists):
     assert stale == [], "run `python tools/packages.py`"
 
 
+ENTRY_POINTS = """
+[project.entry-points."eventloop.algorithms"]
+beta = "eventloop_alpha.beta:Beta"
+[project.entry-points."eventloop.commands"]
+gamma-ray = "eventloop_alpha.gamma_ray:run"
+[project.entry-points."eventloop.storage"]
+"*" = "eventloop_alpha.storage:storage"
+[project.entry-points.pytest11]
+"eventloop_alpha.plugin" = "eventloop_alpha.plugin"
+"""
+
+
 def test_a_new_folder_is_in_the_lists(tmp_path, lists):
-    """Names are those of the folders, and the extra holds what standard.txt names."""
-    for name in ("eventloop-zeta", "eventloop-alpha"):
+    """A plugin and a command are found by their names; the extra holds what standard.txt names."""
+    for name, entry_points in (("eventloop-zeta", ""), ("eventloop-alpha", ENTRY_POINTS)):
         (tmp_path / "plugins" / name).mkdir(parents=True)
-        (tmp_path / "plugins" / name / "pyproject.toml").touch()
+        project = f'[project]\nname = "{name}"\n{entry_points}'
+        (tmp_path / "plugins" / name / "pyproject.toml").write_text(project)
     (tmp_path / "plugins" / "standard.txt").write_text(
         "# wanted by most\n./plugins/eventloop-zeta\n"
     )
@@ -37,7 +50,12 @@ def test_a_new_folder_is_in_the_lists(tmp_path, lists):
 
     published, project = lists(tmp_path).values()
 
-    assert published == "alpha\nzeta\n"
+    assert published.splitlines() == [
+        "alpha eventloop-alpha",
+        "beta eventloop-alpha",
+        "gamma-ray eventloop-alpha",
+        "zeta eventloop-zeta",
+    ]
     assert tomllib.loads(project)["project"]["optional-dependencies"] == {
         "standard": ["eventloop-zeta>=0.1,<0.2"],
         "test": ["pytest"],

@@ -150,7 +150,7 @@ def _is_packaged(file: str, module: str, distribution: str) -> bool:
     Packages of the core's repository count as installed even where they lie in a clone.
     """
     package = fold(module.partition(".")[0])
-    ours = {f"eventloop_{fold(name)}" for name in published()}
+    ours = {fold(distribution) for distribution in published().values()}
     if {package, fold(distribution)} & {"eventloop", *ours}:
         return True
     return bool({"site-packages", "dist-packages"} & {*Path(file).parts})
