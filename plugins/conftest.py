@@ -14,18 +14,8 @@ sys.path.extend(str(one) for one in sorted(Path(__file__).parent.glob("*/src")))
 
 # What a bridge leads to isn't installed for the tests of the others: `tox -e bridges` has it.
 BRIDGES = {
-    "eventloop-chats": "peft",
     "eventloop-composer": "composer",
-    "eventloop-dpo": "peft",
-    "eventloop-grpo": "trl",
-    "eventloop-hf-checkpoints": "accelerate",
-    "eventloop-language-models": "peft",
     "eventloop-lightning": "lightning",
-    "eventloop-llm": "peft",
-    "eventloop-lora": "peft",
-    "eventloop-reward": "peft",
-    "eventloop-rollouts": "transformers",
-    "eventloop-sft": "peft",
     "eventloop-transformers": "accelerate",
 }
 collect_ignore = [
@@ -37,19 +27,10 @@ if "eventloop-composer" not in collect_ignore:
     declare_operators()  # so that torchmetrics can import torchvision, for all tests here
 
 
-# Packages in whose tests transformers, peft and TRL warn of what they would have otherwise.
-_ON_TRANSFORMERS = {
-    *("eventloop-chats", "eventloop-dpo", "eventloop-grpo", "eventloop-hf-checkpoints"),
-    "eventloop-llm",
-    *("eventloop-language-models", "eventloop-reward", "eventloop-rollouts"),
-    *("eventloop-sft", "eventloop-transformers"),
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ignores the warnings of transformers, peft and TRL."""
+    """Ignores the warnings of transformers in the tests of its bridge."""
     for item in items:
-        if _ON_TRANSFORMERS.intersection(item.path.parts):
+        if "eventloop-transformers" in item.path.parts:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
 
 

@@ -193,6 +193,64 @@ def test_what_is_not_installed_is_still_to_be_installed():
     assert fixes_module.install("") == "list what is installed with `eventloop plugins`"
 
 
+SEVERAL = {"grpo": "eventloop-llm", "lora": "eventloop-llm", "hf_checkpoints": "eventloop-llm"}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_plugin_is_installed_by_the_distribution_that_has_it(name):
+    """A distribution may have several plugins, of which none is called like it."""
+    fix = fixes_module.install(name, ">=0.1")
+
+    assert fix == (
+        f"install it, `pip install '{SEVERAL[name]}>=0.1'`, or from a clone `pip install "
+        f"./plugins/{SEVERAL[name]}`"
+    )
+
+
+@pytest.fixture
+def published_pair(monkeypatch):
+    """The core's repository has the plugins `one-test` and `two-test`, both in eventloop-pair-test."""
+    names = dict.fromkeys(("pair-test", "one-test", "two-test"), "eventloop-pair-test")
+    monkeypatch.setattr(fixes_module, "published", lambda: names)
+
+
+@pytest.mark.parametrize(
+    ("argv", "pyproject"),
+    [
+        (["-p", "one-test"], ""),
+        (["--two-test.alpha", "1"], ""),
+        ([], 'required = ["one-test"]'),
+    ],
+)
+def test_wherever_a_plugin_is_missing_its_distribution_is_named(
+    argv, pyproject, published_pair, tiny, run
+):
+    """`eventloop-one-test` doesn't exist."""
+    (tiny / "pyproject.toml").write_text(f"[tool.eventloop]\nautoload = false\n{pyproject}\n")
+
+    ran = run("fit", "tiny.py", *argv)
+
+    assert ran.status in (1, 2)
+    assert "pip install eventloop-pair-test" in ran.err
+    assert "eventloop-one-test" not in ran.err
+
+
+def test_the_name_of_a_distribution_of_several_plugins_is_no_plugin(
+    published_pair, install, tiny, run
+):
+    """To install it again would change nothing; its plugins are listed instead."""
+    install("one-test", distribution="eventloop-pair-test")
+
+    ran = run("fit", "tiny.py", "-p", "pair-test")
+
+    assert ran.status == 2
+    assert (
+        "eventloop-pair-test is installed, but has no plugin of this name: it adds one-test"
+        in ran.err
+    )
+    assert "pip install" not in ran.err
+
+
 @pytest.mark.parametrize(
     ("argv", "pyproject"),
     [

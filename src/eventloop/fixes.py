@@ -129,7 +129,7 @@ def install(name: str, versions: str = "") -> str:
 
 
 def use_without_plugin(name: str) -> str:
-    """Returns what an installed package without a plugin is for; "" if there is no such package."""
+    """Returns what an installed package without a plugin of its name is for; "" if there is no such package."""
     import importlib_metadata  # not for every message
 
     package = distribution_of(name)
@@ -140,8 +140,13 @@ def use_without_plugin(name: str) -> str:
     names: dict[str, list[str]] = {}
     for point in points:
         names.setdefault(point.group, []).append(point.name)
-    if "eventloop.algorithms" in names or "eventloop.callbacks" in names:
+    plugins = sorted(names.get("eventloop.algorithms", []) + names.get("eventloop.callbacks", []))
+    if fold(name) in map(fold, plugins):
         return ""
+    if plugins:
+        return (
+            f"{package} is installed, but has no plugin of this name: it adds {', '.join(plugins)}"
+        )
     commands = names.get("eventloop.commands", ())
     uses = [f"the command {shell('eventloop', command)}" for command in commands]
     uses += [f"the option `--{option}`" for option in names.get("eventloop.options", ())]

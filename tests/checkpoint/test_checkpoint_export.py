@@ -176,4 +176,4 @@ def test_adapters_for_a_model_that_has_none_are_refused(make_trainer, tmp_path):
         TaskError, match="has adapters for a model, and this model has none"
     ) as caught:
         make_trainer().load_weights(tmp_path)
-    assert "--lora.r 8" in str(caught.value)
+    assert "with lora of eventloop-llm: `--lora.r 8`" in str(caught.value)

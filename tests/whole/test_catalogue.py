@@ -76,10 +76,8 @@ class Counts:
 # Checked by their own tests, beside the frameworks that they are for.
 BRIDGES = {
     "eventloop-composer",
-    "eventloop-grpo",
-    "eventloop-hf-checkpoints",
     "eventloop-lightning",
-    "eventloop-lora",
+    "eventloop-llm",
     "eventloop-transformers",
 }
 FOLDERS = sorted(

@@ -21,16 +21,8 @@ SECTIONS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evide
 SOURCE = ROOT / "src"
 # What is named on the command line or imported, and takes part in no run by being installed.
 IMPORTED = {
-    "eventloop-chats",
-    "eventloop-dpo",
     "eventloop-finetune",
-    "eventloop-language-models",
     "eventloop-lightning",
-    "eventloop-llm",
-    "eventloop-packing",
-    "eventloop-reward",
-    "eventloop-rollouts",
-    "eventloop-sft",
     "eventloop-testing",
     "eventloop-transformers",
 }

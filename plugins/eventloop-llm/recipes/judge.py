@@ -1,12 +1,12 @@
-"""What is rewarded in the recipe `grpo.yaml`."""
+"""The reward of the recipe `grpo.yaml`."""
 
 from __future__ import annotations
 
 import torch
 
-from eventloop_rollouts import Rollouts
+from eventloop_llm.rollouts.completions import Rollouts
 
 
 def short(rollouts: Rollouts) -> torch.Tensor:
-    """Returns for each answer which share of the tokens that it may have it has not taken."""
+    """Returns the share of the allowed tokens that each answer leaves unused."""
     return 1 - rollouts.completion_mask.mean(1)

@@ -1,12 +1,10 @@
-"""The recipes, each as a user runs it, and the list of packages."""
+"""The recipes, each as a user runs it."""
 
 from __future__ import annotations
 
 import json
-import re
 import runpy
 import shutil
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,6 @@ import pytest
 from eventloop.cli import main
 
 FOLDER = Path(__file__).parents[1]
-PLUGINS = FOLDER.parent
-# What is post-training here, beside this package.
-PACKAGES = {
-    "eventloop-chats", "eventloop-dpo", "eventloop-export", "eventloop-grpo", "eventloop-hf-checkpoints",
-    "eventloop-language-models", "eventloop-lora", "eventloop-packing", "eventloop-reward",
-    "eventloop-rollouts", "eventloop-sft",
-}  # fmt: skip
 # By recipe: what is logged, and which value it has or passes.
 LEARNT = {
     "sft": ("eval/loss", "<", 5.5),
@@ -31,33 +22,6 @@ LEARNT = {
     "reward": ("eval/rewards/accuracy", ">", 0.6),
     "grpo": ("grpo/reward", ">", 0.2),
 }
-
-
-def project(folder: Path) -> dict:
-    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-def named(requirements: list[str]) -> set[str]:
-    return {re.split(r"[^\w-]", one)[0] for one in requirements}
-
-
-def test_it_depends_on_all_packages_of_post_training():
-    """A package that builds on one of them belongs to them, too."""
-    needs = {one.name: named(project(one)["dependencies"]) for one in PLUGINS.glob("eventloop-*")}
-    building = {name for name, needed in needs.items() if needed & PACKAGES} - {"eventloop-llm"}
-
-    assert needs["eventloop-llm"] == {"torch-eventloop", *PACKAGES}
-    assert building <= PACKAGES
-
-
-def test_one_line_installs_them_from_a_clone():
-    """There pip looks for a package of this repository in an index unless it is named."""
-    lines = (PLUGINS / "llm.txt").read_text(encoding="utf-8").splitlines()[1:]
-    found = {re.sub(r"\[.*", "", line).removeprefix("./plugins/") for line in lines}
-    needed = {one for name in found for one in named(project(PLUGINS / name)["dependencies"])}
-
-    assert found == PACKAGES | {"eventloop-llm"}
-    assert {one for one in needed if one.startswith("eventloop-")} <= found
 
 
 def test_each_recipe_is_tried():
@@ -75,7 +39,7 @@ def test_each_recipe_is_tried():
 def chats(tmp_path_factory):
     """A folder with a tiny model, a tokenizer and data."""
     folder = tmp_path_factory.mktemp("chats")
-    runpy.run_path(str(PLUGINS / "eventloop-sft" / "examples" / "chats.py"))["prepare"](folder)
+    runpy.run_path(str(FOLDER / "examples" / "chats.py"))["prepare"](folder)
     return folder
 
 

@@ -1,9 +1,9 @@
-"""What packages for post-training do together: each pair of them, and each with what else a run has.
+"""Pairs of tasks and plugins: each two of this package, and each with plugins of other packages.
 
     python plugins/eventloop-llm/tools/post_training_pairs.py           prints the table of the README
 
 A pair trains a tiny Llama for two epochs, and once more with an end in the middle of one and in the next; a
-task that neither of the two has is that of eventloop-sft. It is correct if the weights have the same bits; if
+task that neither of the two has is `sft`. It is correct if the weights have the same bits; if
 one of the two only watches, also those of the run without it; and with `fsdp` or `checkpointing` those of
 the run without them within 1e-5. Otherwise it has to be refused, with a reason.
 """
@@ -22,27 +22,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from run_cases import Ends
 
-sys.path.extend(
-    str(Path(__file__).parents[2] / f"eventloop-{one}" / "tests") for one in ("sft", "reward")
-)
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import reward_cases
 import sft_cases
 import sft_pairs
 
-import eventloop_dpo
-import eventloop_grpo
-import eventloop_reward
-import eventloop_sft
-from eventloop import EventloopError, Task, hookimpl
+import eventloop_llm.dpo
+import eventloop_llm.grpo
+import eventloop_llm.reward
+import eventloop_llm.sft
+from eventloop import EventloopError, Task
 from eventloop.cli import main as command_line
 from eventloop_checkpointing import Checkpointing
 from eventloop_ema import Ema
 from eventloop_fsdp import Fsdp
-from eventloop_hf_checkpoints import HfCheckpoints
 from eventloop_jsonl import Jsonl
-from eventloop_lora import Lora
+from eventloop_llm.hf_checkpoints import HfCheckpoints
+from eventloop_llm.lora import Lora
 from eventloop_muon import Muon
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_wandb import Wandb
@@ -71,22 +70,6 @@ class Verdict:
     reason: str = ""
 
 
-class Ends:
-    """Ends a run before a batch, on all ranks."""
-
-    name = "ends"
-    free_options = ("batch",)
-
-    def __init__(self, batch: int | None) -> None:
-        self.batch = batch
-
-    @hookimpl
-    def batch_start(self, state: Any) -> None:
-        """Ends it."""
-        if state.clock.batch == self.batch:
-            raise EOFError
-
-
 def short(rollouts: Any) -> torch.Tensor:
     """Returns more for shorter completions, and for some tokens."""
     ids, mask = rollouts.completion_ids, rollouts.completion_mask
@@ -96,7 +79,7 @@ def short(rollouts: Any) -> torch.Tensor:
 # Each made anew for a run.
 PARTS: dict[str, Callable[[], Any]] = {
     "lora": lambda: Lora(r=2, target_modules=sft_cases.TARGETS),
-    "grpo": lambda: eventloop_grpo.Grpo(num_generations=3, reward=short, max_tokens=4),
+    "grpo": lambda: eventloop_llm.grpo.Grpo(num_generations=3, reward=short, max_tokens=4),
     "hf-checkpoints": lambda: HfCheckpoints(interval="2ba"),
     "ema": lambda: Ema(half_life="3ba"),
     "muon": Muon,
@@ -108,23 +91,23 @@ PARTS: dict[str, Callable[[], Any]] = {
 
 
 def task_of(names: Sequence[str], batch_size: int) -> Task:
-    """Returns the task that one of the names has, that of eventloop-sft where none has."""
+    """Returns the task that one of the names has, `sft` where none has."""
     kind = next((one for one in TASKS if one in names), "sft")
     tokenizer = sft_cases.tokenizer()
     given: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": batch_size, "lr": 1e-2}
     if kind == "grpo":
         rows = [{"prompt": row["prompt"]} for row in sft_pairs.PAIRS]
-        return eventloop_grpo.task(sft_cases.llama, rows, **given)
+        return eventloop_llm.grpo.task(sft_cases.llama, rows, **given)
     given |= {"warmup": None, "max_length": 48}
     rows = sft_pairs.PAIRS
     if kind == "reward":
-        return eventloop_reward.task(reward_cases.llama, rows, eval_data=rows[:4], **given)
+        return eventloop_llm.reward.task(reward_cases.llama, rows, eval_data=rows[:4], **given)
     given |= {"num_samples": 1, "max_new_tokens": 2}
     if kind == "dpo":
-        return eventloop_dpo.task(sft_cases.llama, rows, eval_data=rows[:4], **given)
+        return eventloop_llm.dpo.task(sft_cases.llama, rows, eval_data=rows[:4], **given)
     rows = sft_cases.CHATS[:12]
     given["packing"] = "packing" in names
-    return eventloop_sft.task(sft_cases.llama, rows, eval_data=rows[:4], **given)
+    return eventloop_llm.sft.task(sft_cases.llama, rows, eval_data=rows[:4], **given)
 
 
 def trained(folder: Path, names: Sequence[str], batch: int | None = None) -> Weights:
@@ -191,7 +174,7 @@ def _safely(folder: Path, pair: Sequence[str]) -> Verdict:
 def _refused_by_command(folder: Path, first: str, second: str) -> Verdict | None:
     """Returns what the command says of two tasks, and of an option that a task lacks."""
     tasks = [one for one in (first, second) if one in TASKS and one != "grpo"]
-    module = {one: f"eventloop_{one}" for one in TASKS}
+    module = {one: f"eventloop_llm.{one}" for one in TASKS}
     if len(tasks) == 2:
         argv = ["fit", module[first], module[second]]
     elif "packing" in (first, second) and {first, second} & {"dpo", "reward", "grpo"}:

@@ -17,9 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(
-    str(Path(__file__).parents[2] / f"eventloop-{one}" / "tests") for one in ("sft", "reward")
-)
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import datasets
@@ -31,19 +29,19 @@ import trl
 from accelerate import PartialState
 from transformers import TrainerCallback
 
-import eventloop_dpo
-import eventloop_reward
-import eventloop_sft
+import eventloop_llm.dpo
+import eventloop_llm.reward
+import eventloop_llm.sft
 from eventloop import hookimpl
 from eventloop_testing import counted_waits, isolated_trainer, pretend_device
 
 BATCH = 6
 TRAINERS: dict[str, tuple[Any, ...]] = {
-    "SFT": (eventloop_sft.task, sft_cases.llama, sft_cases.CHATS[:12], trl.SFTTrainer, trl.SFTConfig),
-    "DPO": (eventloop_dpo.task, sft_cases.llama, sft_pairs.CHATS, trl.DPOTrainer, trl.DPOConfig),
-    "KTO": (eventloop_dpo.task, sft_cases.llama, sft_pairs.CHATS, trl.KTOTrainer, trl.KTOConfig),
+    "SFT": (eventloop_llm.sft.task, sft_cases.llama, sft_cases.CHATS[:12], trl.SFTTrainer, trl.SFTConfig),
+    "DPO": (eventloop_llm.dpo.task, sft_cases.llama, sft_pairs.CHATS, trl.DPOTrainer, trl.DPOConfig),
+    "KTO": (eventloop_llm.dpo.task, sft_cases.llama, sft_pairs.CHATS, trl.KTOTrainer, trl.KTOConfig),
     "reward": (
-        eventloop_reward.task, reward_cases.llama, sft_pairs.CHATS, trl.RewardTrainer, trl.RewardConfig,
+        eventloop_llm.reward.task, reward_cases.llama, sft_pairs.CHATS, trl.RewardTrainer, trl.RewardConfig,
     ),
 }  # fmt: skip
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-import eventloop_sft
+import eventloop_llm.sft
 from eventloop import Trainer
 from eventloop_export import Export
-from eventloop_lora import Lora
+from eventloop_llm.lora import Lora
 
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "eventloop-sft" / "examples" / "chats.py"))
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "chats.py"))
 # What is trained: the learning rate, and the options of `lora`.
 ARMS: dict[str, tuple[float, dict[str, Any] | None]] = {
     "whole": (3e-3, None),
@@ -86,7 +86,7 @@ def packing(folder: Path, seeds: int) -> Iterator[str]:
     given = {"eval_data": evals, "max_length": LENGTH, "lr": 3e-3, "num_samples": 0}
 
     def task(*, is_packed: bool, size: int) -> Any:
-        return eventloop_sft.task(model, train, packing=is_packed, batch_size=size, **given)
+        return eventloop_llm.sft.task(model, train, packing=is_packed, batch_size=size, **given)
 
     packed, num_tokens = filled_in(task(is_packed=True, size=ROWS))
     per_row = num_tokens / len(train)
@@ -117,7 +117,7 @@ def lora(folder: Path, seeds: int) -> Iterator[str]:
     first, second = chats[:340], chats[340:]
     evals = folder / "eval-chats.jsonl"
     given = {"tokenizer": str(folder / "model"), "max_length": 128, "batch_size": 16}
-    base = eventloop_sft.task(str(folder / "model"), first, lr=3e-3, **given)
+    base = eventloop_llm.sft.task(str(folder / "model"), first, lr=3e-3, **given)
     with Trainer(
         base, algorithms=[Export()], autoload=False, max_duration="5ep", device="cpu"
     ) as trainer:
@@ -128,7 +128,7 @@ def lora(folder: Path, seeds: int) -> Iterator[str]:
     for seed in range(seeds):
         for name, (lr, options) in ARMS.items():
             plugins = [] if options is None else [Lora(target_modules=["all-linear"], **options)]
-            task = eventloop_sft.task(
+            task = eventloop_llm.sft.task(
                 str(folder / "base"), second, eval_data=evals, lr=lr, num_samples=0, **given
             )
             run_dir = folder / f"{name}{seed}"

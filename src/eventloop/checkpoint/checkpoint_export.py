@@ -25,6 +25,7 @@ from eventloop.checkpoint.verifying import (
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted, first_of
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
+from eventloop.fixes import distribution_of
 from eventloop.naming import uncompiled_name
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def weights_and_states(path: Path, plugins: Collection[str] = ()) -> FoundWeight
     if (path / _ADAPTERS).exists():
         raise TaskError(
             f"{path} has adapters for a model, and this model has none",
-            fix="give it some, with eventloop-lora: `--lora.r 8`, or Task(algorithms=[Lora(r=8)]) with "
+            fix=f"give it some, with lora of {distribution_of('lora')}: `--lora.r 8`, or Task(algorithms=[Lora(r=8)]) with "
             f"what {_ADAPTERS} says; Lora() loads them into a model that peft has made",
         )
     checkpoint, refused = checkpoint_at(path)

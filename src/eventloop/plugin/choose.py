@@ -10,7 +10,7 @@ from eventloop.config.option_types import Value
 from eventloop.config.plugin_flags import Cause, Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, SettingError, UsageError, closest
-from eventloop.fixes import install, pip, shell, switch_off, use_without_plugin
+from eventloop.fixes import distribution_of, install, pip, shell, switch_off, use_without_plugin
 from eventloop.naming import camel, fold, is_in_range, split_requirement
 from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Found, Plugin
@@ -208,8 +208,8 @@ def _by_flag(flag: str) -> Reason:
 
 
 def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
-    distribution = f"eventloop-{fold(required.name).replace('_', '-')}"
-    fix = f"install it, {pip('install', distribution + required.specifier)}, or take it out of required"
+    requirement = distribution_of(required.name) + required.specifier
+    fix = f"install it, {pip('install', requirement)}, or take it out of required"
     if use := use_without_plugin(required.name):
         fix = f"take it out of required; {use}"
     return PluginError(
@@ -243,9 +243,8 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Plugin]) -> Itera
         for name, versions in map(_parsed, plugin.facts.requires):
             other = active.get(fold(name))
             reason = reasons.get(fold(name))
-            distribution = f"eventloop-{fold(name).replace('_', '-')}"
             why = "which isn't installed"
-            fix = pip("install", f"{distribution}{versions}")
+            fix = pip("install", f"{distribution_of(name)}{versions}")
             if use := use_without_plugin(name):
                 why = "which isn't a plugin"
                 fix = f"take it out of `requires`; {use}"

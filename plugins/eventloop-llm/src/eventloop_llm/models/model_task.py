@@ -1,0 +1,121 @@
+"""Parts of the tasks: optimizer and schedule, samples of answers, the exported tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from eventloop import State, StateView, Task, hookimpl, schedules
+
+EVAL = "eval"  # the name of the eval set
+Schedule = Literal["linear", "cosine", "constant"]
+
+
+def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Returns AdamW of the parameters that are trained."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    return torch.optim.AdamW(params, lr, weight_decay=weight_decay)
+
+
+def schedule_of(schedule: Schedule, warmup: str | None) -> Callable[..., Any]:
+    """Returns a schedule of eventloop."""
+    makers: dict[str, Callable[..., Any]] = {
+        "linear": schedules.linear,
+        "cosine": schedules.cosine,
+        "constant": schedules.constant,
+    }
+    scheduler: Callable[..., Any] = makers[schedule](warmup=warmup)
+    return scheduler
+
+
+class Samples:
+    """Logs the model's answers to a few prompts, after each evaluation, as a table `samples`.
+
+    All ranks generate the same, so that a sharded model can.
+
+    Args:
+        tokenizer: of transformers.
+        prompts: token ids, and the answer that the data have, of each.
+        max_new_tokens: of an answer.
+        header: a note on the data, for the header of the run.
+    """
+
+    name = "samples"
+    needs_eval_data = True
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompts: Sequence[tuple[list[int], str]],
+        *,
+        max_new_tokens: int = 64,
+        header: str = "",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._asked = list(prompts)
+        self.max_new_tokens = max_new_tokens
+        self._header = header
+
+    @hookimpl
+    def header_note(self) -> str:
+        """Returns the note on the data that the constructor was given."""
+        return self._header
+
+    @hookimpl
+    def eval_after_all(self, state: StateView) -> None:
+        """Generates, with the weights that are evaluated, under the run's precision."""
+        if not self._asked:
+            return
+        generate = state.precision.under_autocast(self._generated)
+        answers = generate(state.model, state.device)
+        prompts = [self._tokenizer.decode(ids) for ids, _ in self._asked]
+        expected = [answer for _, answer in self._asked]
+        state.log_text("samples", {"prompt": prompts, "answer": answers, "expected": expected})
+
+    def _generated(self, model: nn.Module, device: torch.device) -> list[str]:
+        longest = max(len(ids) for ids, _ in self._asked)
+        pad_id = self._tokenizer.pad_token_id
+        rows = [[pad_id] * (longest - len(ids)) + ids for ids, _ in self._asked]
+        masks = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in self._asked]
+        untyped: Any = model
+        tokens = untyped.generate(
+            input_ids=torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(masks, device=device),
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+            pad_token_id=pad_id,
+        )
+        answers: list[str] = self._tokenizer.batch_decode(
+            tokens[:, longest:], skip_special_tokens=True
+        )
+        return answers
+
+
+class ModelTask(Task):
+    """A task whose tokenizer is written into a folder that is exported: the folder is a whole model.
+
+    Args:
+        tokenizer: of transformers.
+        options: further arguments of `Task`.
+    """
+
+    def __init__(self, *, tokenizer: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._tokenizer = tokenizer
+
+    def hooks(self) -> SimpleNamespace:
+        """Returns the task's hooks, and `export`."""
+        return SimpleNamespace(**vars(super().hooks()), export=self.export)
+
+    @hookimpl(wrapper=True)
+    def export(self, state: State, path: Path) -> Generator[None, Path | None, Path | None]:
+        """Adds the tokenizer to a folder that another plugin exported."""
+        written = yield
+        if written is not None and state.rank == 0 and Path(written).is_dir():
+            self._tokenizer.save_pretrained(written)
+        return written

@@ -1,0 +1,1 @@
+"""Completions that a model draws, and learning from their rewards, for the plugin `grpo`."""
