@@ -127,7 +127,7 @@ WRONG = {
         "base", reference()
     ),
     "is a str, not a function that builds it": lambda state: state.companion(state.model, "base"),
-    "there already": lambda state: [state.companion("base", reference) for _ in range(2)],
+    "exists already": lambda state: [state.companion("base", reference) for _ in range(2)],
 }
 
 
@@ -140,5 +140,5 @@ def test_what_is_not_a_companion_is_refused(shown, make_trainer, make_plugin):
 
 def test_a_companion_that_comes_too_late_is_refused(make_trainer, with_companion):
     """A resumed run couldn't compare it."""
-    with pytest.raises(PluginError, match="asked for when all is built"):
+    with pytest.raises(PluginError, match="requested after the run was built"):
         make_trainer(algorithms=[with_companion(hook="after_load")])

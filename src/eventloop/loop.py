@@ -56,17 +56,18 @@ class Loop:
     """Runs the plans of one trainer over its State.
 
     Args:
-        active: has the plans, complete before the first call.
+        active: the active plugins and their plans, which are complete before the first call.
         move: copies a batch to the device.
-        processes: those that train together.
-        retry: makes of the function that fills `.grad` one that may run a batch again.
-        numbers: what is logged and not yet delivered.
-        best_weights: lends the model the weights of the best evaluation.
+        processes: the processes that train together.
+        retry: wraps the function that computes the gradients of a batch, so that it can retry with
+            smaller microbatches.
+        numbers: logged numbers that loggers haven't received yet.
+        best_weights: loads the weights of the best evaluation into the model for a `with` block.
 
     Attributes:
-        feeds: where batches come from.
+        feeds: the sources of training batches.
         resume_point: where the loop continues a resumed run.
-        is_finished: whether the last fit has done all that it had to, in this process or before.
+        is_finished: whether the last fit was completed, in this process or before a resume.
     """
 
     __slots__ = (
@@ -119,7 +120,7 @@ class Loop:
         self._training_mode = TrainingMode()
         self._evaluated_at = -1
         self._saved_at = -1
-        # How far the batch or the epoch under way has come: what a fit that raises has left to do.
+        # The progress within a batch or the end of an epoch. If a fit raises, the next one continues here.
         self._stage: Stage = "idle"
         self._stepped: bool | StepOutcome = False
         self._epoch_is_complete = False
@@ -127,23 +128,24 @@ class Loop:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the last fit raised, so that the next one continues where it was."""
+        """Whether the last fit raised an exception; the next fit continues there."""
         return self._interrupted is not None
 
     def fit(self, state: State, duration: Time | None, overridden: Stopped | None = None) -> None:
         """Trains until `state.until`, or until the run is stopped.
 
-        After an exception, the next call continues where this one raised.
+        If it raises, the next call continues from that point.
 
         Args:
-            duration: the length of the whole run, of which this fit may be a part.
-            overridden: why the run was stopped before, if this fit was called to continue it.
+            duration: the length of the whole run; this fit may be a part of it.
+            overridden: why the run was stopped earlier, if this fit continues a stopped run.
         """
         try:
             self._fit(state, duration, overridden)
         except BaseException:
             self.is_finished = False
-            if self._interrupted is None:  # else this fit hasn't come to what an earlier one left
+            # Otherwise this fit raised before it had continued an earlier one, which is still to be done.
+            if self._interrupted is None:
                 self._interrupted = self._interrupted_fit(state)
             raise
 
@@ -180,7 +182,8 @@ class Loop:
         self.is_finished = True
         if hooks.should_checkpoint(state):
             if not is_interruption(state.stop_reason):
-                self._saved_at = -1  # once more at this batch count: now nothing is left to be done
+                # Save again even if there is a checkpoint of this batch: only this one is of a finished run.
+                self._saved_at = -1
             self.save_once(state)
         self.deliver_everything(state)
         self._training_mode.remember(state)
@@ -191,12 +194,12 @@ class Loop:
         self._stage = "idle"
 
     def _reason_of_answer(self, state: State) -> StopReason:
-        """Returns the reason of a stop that no plugin has requested, but answered with True."""
+        """Returns the reason of a stop that plugins caused by answering `should_stop` with True."""
         plugins = self._active.plugins_that_answer("should_stop", state)
         return StopReason(ANSWERED, "plugin", ", ".join(plugins) or None)
 
     def _epoch(self, state: State) -> bool:
-        """Trains for one epoch, or the rest of it; returns whether the fit is over."""
+        """Trains for one epoch or the rest of one; returns whether the fit is over."""
         hooks = self.hooks
         feed = self.feeds.of_epoch(state)
         state.resumed = feed.under_way
@@ -216,7 +219,7 @@ class Loop:
             end_epoch = hooks.should_end_epoch(state)
             over = hooks.should_stop(state)
 
-        # An epoch that should end here is complete, as one without data left is.
+        # `should_end_epoch` completes an epoch just as the end of the data does.
         self._epoch_is_complete = bool(end_epoch or feed.has_ended())
         if self._epoch_is_complete:
             feed.end_epoch()
@@ -226,7 +229,7 @@ class Loop:
         return bool(over or hooks.should_stop(state))
 
     def _after_epoch(self, state: State) -> None:
-        """Does what follows an epoch, or the part of one that a fit has trained for."""
+        """Runs the events after an epoch, or after the part of an epoch that a fit trained for."""
         hooks = self.hooks
         if self._stage == "epoch counted":
             hooks.epoch_end(state)
@@ -246,7 +249,7 @@ class Loop:
         self._stage = "epoch done"
 
     def _batch(self, state: State, feed: Feed) -> None:
-        """Takes one batch, trains on it, and moves the clock."""
+        """Fetches a batch, trains on it, and advances the clock."""
         hooks = self.hooks
         exchange = self.processes.exchange
 
@@ -275,14 +278,15 @@ class Loop:
         self._stage = "counted"
 
     def _after_batch(self, state: State) -> None:
-        """Does what follows a batch that the clock has counted."""
+        """Runs the events after a batch, once the clock has counted it."""
         hooks = self.hooks
         if self._stage == "counted":
             hooks.batch_end(state)
             state.batch = state.loss = None
             self._stage = "ended"
         if self._stage == "ended":
-            # Whether fp16 did step is known a batch later; the schedulers follow when it is.
+            # With fp16 it takes another batch to know, without waiting, whether the step was skipped.
+            # Schedulers step only then.
             state.precision.once_stepped(self._stepped, hooks.scheduler_step, state)
             self._stage = "scheduled"
         if self._stage == "scheduled":
@@ -297,12 +301,12 @@ class Loop:
 
     @hookimpl
     def train_batch(self, state: State) -> bool | StepOutcome:
-        """Trains on the batch at hand: the default of the action `train_batch`."""
+        """Trains on the current batch: the default of the action `train_batch`."""
         self._begin(state)
         return self._update(state, state.optimizers, self._accumulate, forward_and_loss)
 
     def _begin(self, state: State) -> None:
-        """Calls `before_train_batch` once, however many updates the batch gets."""
+        """Calls `before_train_batch` once a batch, even if there are several updates."""
         self._can_update = False
         if not self._has_begun:
             self._has_begun = True
@@ -316,7 +320,7 @@ class Loop:
         passes: Passes,
         suffix: str = "",
     ) -> bool | StepOutcome:
-        """Makes one step of these optimizers, with the gradients of the batch."""
+        """Computes the gradients of the batch and steps these optimizers."""
         hooks = self.hooks
         state.loss = accumulate(state, hooks, optimizers, passes)
         numbers = hooks.clip_gradients(state, optimizers)
@@ -340,15 +344,15 @@ class Loop:
     def _microbatches(
         self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
     ) -> Tensor:
-        """Adds a batch's gradients to `.grad`, a microbatch at a time.
+        """Accumulates the gradients of a batch in `.grad`, microbatch by microbatch.
 
         Args:
-            hooks: with or without the events of a microbatch.
-            optimizers: whose parameters the gradients are for.
-            passes: runs a microbatch from its forward pass to its loss.
+            hooks: the plans, with or without the events of a microbatch.
+            optimizers: the optimizers of the parameters that get gradients.
+            passes: computes the loss of a microbatch.
 
         Returns:
-            The batch's mean loss, shape (), detached.
+            The mean loss of the batch, shape (), detached.
         """
         microbatches = hooks.split_batch(state)
         if not microbatches:
@@ -364,7 +368,7 @@ class Loop:
             passes(state, hooks)
             assert state.loss is not None
 
-            # Weighted, so that the gradient is that of the batch in one piece.
+            # The weights make the sum of the gradients equal to the gradient of the undivided batch.
             hooks.before_backward(state)
             loss = weights.scaled(state.loss, idx)
             hooks.backward(state, loss)
@@ -383,20 +387,20 @@ class Loop:
         accumulate: Accumulate,
         passes: Passes,
     ) -> Tensor:
-        """Computes the gradients of the batch again, without events: the closure of a step."""
+        """Computes the gradients of the batch again, without events: the closure for `optimizer.step`."""
         last_loss = state.loss
         self.hooks.zero_grad(state, optimizers)
         with torch.enable_grad(), self._numbers.unheard():
             loss = accumulate(state, self.quiet, optimizers, passes)
             self.hooks.clip_gradients(state, optimizers)
         state.loss = last_loss
-        # An optimizer that decides by the loss must decide alike on all ranks.
+        # Optimizers with a line search decide by the loss, and must decide alike on all ranks.
         return self.processes.mean(loss)
 
     def update(
         self, state: State, loss_fn: Callable[[State], Tensor], names: Iterable[str]
     ) -> bool | StepOutcome:
-        """Makes one update of some of the optimizers: see `State.update`."""
+        """Updates the weights of some of the optimizers: see `State.update`."""
         if not self._can_update:
             raise misplaced_update()
         optimizers = named(state.optimizers, names, self._active)
@@ -418,7 +422,7 @@ class Loop:
         self._numbers.next_update()
         assert state.loss is not None
         self._numbers.record_part(f"train/loss{suffix}", state.loss, 0, "mean")
-        # The passes may have left gradients with the parameters of the others.
+        # The passes may have computed gradients for parameters of other optimizers, too.
         self.hooks.zero_grad(state, state.optimizers)
         return stepped
 
@@ -476,34 +480,34 @@ class Loop:
 
     @hookimpl
     def close(self) -> None:
-        """Lets the data loader's workers go, which may stay from epoch to epoch."""
+        """Releases the train data loader, whose workers may persist between epochs."""
         self.feeds.give_up()
 
     def deliver_everything(self, state: State, *, alone: bool = False) -> None:
-        """Delivers everything logged, and waits for it.
+        """Delivers all logged numbers to loggers; waits for the device.
 
         Args:
-            alone: without the other ranks, which may be gone. Numbers of an unfinished batch are
-                dropped: they would be counted for the batch before.
+            alone: don't communicate with other ranks, which may have ended. Numbers of an unfinished
+                batch are dropped: they would be attributed to the previous batch.
         """
         if alone and self.feeds.are_ahead_of(state.clock):
             self._numbers.forget()
         self._numbers.deliver_all(state, self.hooks, alone=alone)
 
     def _start_clean(self, state: State) -> None:
-        """Drops what a fit that failed in mid-batch left, gradients of half a batch included."""
+        """Drops the batch, loss and partial gradients of a fit that raised within a batch."""
         state.batch = state.microbatch = state.outputs = state.loss = None
         self.hooks.zero_grad(state, state.optimizers)
         self._has_begun = self._can_update = False
 
     def _interrupted_fit(self, state: State) -> InterruptedFit:
-        """Returns where this fit is, for the one that continues it."""
+        """Returns the progress of this fit for the next one, which continues it."""
         is_training = self._has_begun or self._can_update
         may_have_stepped = is_training and state.owner("train_batch") != "core"
         return InterruptedFit(self._stage, is_training, may_have_stepped, state.batch, state.loss)
 
     def _continue_after_epoch(self, state: State) -> None:
-        """Does what is outstanding of an epoch at whose end an earlier fit raised."""
+        """Runs the remaining events of an epoch at whose end an earlier fit raised."""
         interrupted = self._interrupted
         require_same_stage(self.processes, interrupted)
         if interrupted is None:
@@ -520,9 +524,9 @@ class Loop:
     def _continue_batch(self, state: State, feed: Feed) -> None:
         """Continues the batch in which an earlier fit raised.
 
-        If no weight has changed yet, the batch is taken again. If it has been trained on, what comes
-        after that follows now, from the plugin whose hook raised. A batch that raised within a step
-        isn't repeated; a warning names it.
+        If the weights are unchanged, the batch is fetched again. If the batch has been trained on, the
+        remaining events follow, beginning with the plugin that raised. A batch that raised during an
+        optimizer step isn't repeated, and a warning names it.
         """
         interrupted = self._interrupted
         self._interrupted = None
@@ -560,43 +564,43 @@ class Loop:
         self.is_finished = saved.is_finished
 
     def _evaluate_once(self, state: State) -> None:
-        """Evaluates, unless that has been done at this batch count."""
+        """Evaluates, unless there was an evaluation at this batch count."""
         if self._evaluated_at != state.clock.batch:
             self.hooks.evaluate(state)
             self._evaluated_at = state.clock.batch
 
     def _evaluate_test_sets(self, state: State) -> None:
-        """Evaluates the test sets, with the best weights that were kept."""
+        """Evaluates the test sets, with the best weights if they were kept."""
         names = [name for name in state.eval_dataloaders if name in state.test_sets]
         if names:
             with state.evaluating(names), self._best_weights(state):
                 self.hooks.evaluate(state)
 
     def _save(self, state: State) -> None:
-        """Saves a checkpoint; at the last batch the end of the fit does."""
+        """Saves a checkpoint; at the last batch of the fit it is left to the end of the fit."""
         if self._ends_here(state):
             state.checkpoint_requested = True
         else:
             self.save_once(state)
 
     def _ends_here(self, state: State) -> bool:
-        """Whether the fit ends at this batch count, with nothing before its end that takes long."""
+        """Returns whether the fit ends at this batch count without an evaluation of test sets first."""
         if any(name in state.test_sets for name in state.eval_dataloaders):
             return False
         is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
         return is_stopped or state.clock.reached(state.until)
 
     def save_once(self, state: State) -> None:
-        """Saves a checkpoint, unless that has been done at this batch count."""
+        """Saves a checkpoint, unless one was saved at this batch count."""
         if self._saved_at == state.clock.batch:
             return
-        # The checkpoint itself says that it was saved at this batch count.
+        # Assigned before saving, because the checkpoint contains it.
         previously_saved_at = self._saved_at
         self._saved_at = state.clock.batch
         was_requested = state.checkpoint_requested
         state.checkpoint_requested = False
         try:
-            # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.
+            # Loggers receive all numbers first, so that none must be kept in the checkpoint.
             self.deliver_everything(state)
             self.hooks.save_checkpoint(state)
         except BaseException:
@@ -606,7 +610,7 @@ class Loop:
 
 
 def forward_and_loss(state: State, hooks: Plans) -> None:
-    """Runs a microbatch from its forward pass to its loss."""
+    """Computes the outputs and the loss of a microbatch."""
     hooks.before_forward(state)
     state.outputs = hooks.forward(state)
     hooks.after_forward(state)

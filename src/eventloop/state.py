@@ -1,4 +1,4 @@
-"""The State: everything the loop knows now. What callbacks see of it is in `view.py`."""
+"""The State: everything that the loop knows. `view.py` has the read-only view for callbacks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.precision import Precision
 
-# The actions that a plugin may have done for a batch of its own choice.
+# The actions that a plugin may call for any batch.
 CALLABLE = ("forward", "loss")
 # Ends the name of a generator that draws the same on all ranks.
 ALIKE = "/alike"
@@ -50,62 +50,68 @@ Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], "bool |
 
 
 class State:
-    """Everything the loop knows now; the only thing that flows through the hooks.
+    """Everything that the loop knows; the only object that flows through the hooks.
 
-    Algorithms may write what an event's contract allows; callbacks see all of it through a view
-    that refuses assignment.
+    Algorithms may assign what the contract of an event allows. Callbacks get a view of the State that
+    refuses assignment.
 
     Attributes:
         settings: how the task is trained; fixed.
-        device: where this process trains; fixed.
-        precision: how the passes over a batch compute; fixed.
-        run_dir: where this run's files go; fixed; created by the first write.
-        clock: where the run is; the loop alone moves it.
-        model: the bare model; replaceable at `init`.
-        criterion: the task's loss, a function of outputs and targets; None where it gave none; fixed.
-        wrapped_model: what `forward` calls; a wrapper of `forward` may lend the place to another
-            model, and let it compute with `again()`.
-        optimizers: by name.
+        device: the device that this process trains on; fixed.
+        precision: the precision of the passes over a batch; fixed.
+        run_dir: the folder for the files of this run; fixed; the first write creates it.
+        clock: the progress of the run in epochs, batches, samples, tokens and seconds. Only the loop
+            advances it.
+        model: the model without wrappers such as DDP; replaceable at `init`.
+        criterion: the loss function of the task, which takes outputs and targets; None if the task
+            has none; fixed.
+        wrapped_model: the module that `forward` calls. A wrapper of `forward` may put another model
+            here temporarily, and call `again()` to run that one.
+        optimizers: the optimizers by name.
         schedulers: by interval, "ba" or "ep": pairs of optimizer name and scheduler.
-        train_dataloader, eval_dataloaders: what the `build_` actions gave; the latter by name.
-        batch: the whole batch on the device, from `after_dataloader` to `batch_end`; in
-            evaluation and prediction the batch there; None in between.
-        microbatch: the slice of it under way, from `before_forward` to `after_backward`; else None.
-        microbatch_idx: its number within the batch.
-        microbatch_size: how many samples it has at most; None for the whole batch.
-        num_microbatches: how many the batch has on this rank.
-        num_batches: how many an epoch has; None where the train data loader doesn't know.
-        even_batches: whether each batch of the epoch is known to have as many samples on all ranks,
-            which then need to tell each other nothing about it.
-        count: what the batch counts for: samples and tokens, on the host.
-        outputs: what `forward` gave for the microbatch; None in its backward pass, unless a plugin acts at one of
-            `before_loss` to `after_backward`.
-        loss: the microbatch's, shape (), with its graph; from `after_train_batch` to `batch_end`
-            the batch's mean, detached; else None.
-        metrics: what the results are computed with, by data set: "train", "eval/NAME".
-        train_metrics: the latest results in training by metric name, tensors; "loss" is the mean
-            over the samples of the epoch, as it was when the epoch ended or was evaluated last.
-        eval_sets: the eval data loaders that evaluations go over, by name: all but `test_sets`; when
-            the run is over, once, those.
-        test_sets: those that are evaluated then only; `build_eval_dataloaders` may set it.
-        eval_name: the eval data loader under way; None outside evaluation.
-        eval_batch_idx: the number of the eval batch under way within its set.
-        eval_metrics: the latest results by data loader and metric name, tensors.
-        duration: the length of the run, which fractions of it are of: `max_duration` when it was
-            first started; None if it isn't set.
-        epoch_length: how many batches an epoch had when the run was first started, which fractions
-            of an epoch are of; None if unknown.
-        until: when the fit under way ends, in a unit that the clock counts, from the start of the
-            run; an algorithm may move it at `fit_start`, alike on all ranks.
-        resumed: whether the epoch under way had begun before this fit.
-        is_logging: whether `log` keeps what it is given; False in a prediction, and inside of
+        train_dataloader, eval_dataloaders: the results of the `build_` actions; eval data loaders by
+            name.
+        batch: the whole batch on the device, from `after_dataloader` to `batch_end`, in evaluation and
+            in prediction; None in between.
+        microbatch: the current slice of the batch, from `before_forward` to `after_backward`; else None.
+        microbatch_idx: the index of the microbatch in the batch.
+        microbatch_size: the largest number of samples of a microbatch; None for the whole batch.
+        num_microbatches: the number of microbatches of the batch on this rank.
+        num_batches: the number of batches of an epoch; None if the train data loader has no length.
+        even_batches: whether each batch of the epoch is known to have as many samples on every rank.
+            Ranks then don't exchange the numbers.
+        count: the samples and tokens of the batch, on the host.
+        outputs: the result of `forward` for the microbatch. It is None in the backward pass, unless a
+            plugin implements one of `before_loss` to `after_backward`.
+        loss: the loss of the microbatch, shape (), with its graph; from `after_train_batch` to
+            `batch_end` the mean loss of the batch, detached; else None.
+        metrics: the metric objects by data set: "train", "eval/NAME".
+        train_metrics: the latest results in training by metric name, tensors; "loss" is the mean over
+            the samples of the epoch, computed at the end of the epoch and at each evaluation.
+        eval_sets: the names of the eval data loaders that an evaluation iterates over: all but
+            `test_sets`; once, after the run, the `test_sets`.
+        test_sets: the names of the eval data loaders that are evaluated only after the run;
+            `build_eval_dataloaders` may set it.
+        eval_name: the name of the current eval data loader; None outside of evaluation.
+        eval_batch_idx: the index of the eval batch in its set.
+        eval_metrics: the latest results by eval data loader and metric name, tensors.
+        duration: the length of the run, `max_duration` when it was first started; fractions of the
+            run refer to it. None if it isn't set.
+        epoch_length: the number of batches of an epoch when the run was first started; fractions of
+            an epoch refer to it. None if unknown.
+        until: the end of the current fit, counted from the start of the run in a unit of the clock. An
+            algorithm may change it at `fit_start`, to the same value on all ranks.
+        resumed: whether the current epoch began before this fit.
+        is_logging: whether `log` keeps numbers; False in a prediction, and inside of
             `eventloop.toolbox.evaluation_mode`.
-        attempt: how often the current batch was restarted, 0 at first.
-        stop_reason: why the run should stop; None while it continues.
-        enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
-        observers: called around every hook, for example a profiler; fixed.
-        manifest: what the run is made of: plugins, order, settings, versions; the core adds to it.
-        checkpoint_requested: whether a checkpoint was requested since the last one.
+        attempt: how many times the current batch was restarted.
+        stop_reason: why the run stops; None while it continues.
+        enclosed: the function that the current wrapper encloses, which `again` calls. Only the plans
+            assign it.
+        observers: context managers around every hook, for example a profiler; fixed.
+        manifest: the plugins, their order, the settings and the versions of the run; plugins may add
+            entries.
+        checkpoint_requested: whether a checkpoint was requested since the latest checkpoint.
     """
 
     __slots__ = (
@@ -226,71 +232,72 @@ class State:
 
         def __getattr__(self, name: str) -> Any:
             if name in dir(type(self)):
-                return object.__getattribute__(self, name)  # raises what a property has raised
-            known = [one for one in dir(type(self)) if not one.startswith("_")]
-            raise AttributeError(f"state has no {name!r}{known_as(name, OF_STATE, known)}")
+                # A property has raised an AttributeError: raise it again.
+                return object.__getattribute__(self, name)
+            names = [attr for attr in dir(type(self)) if not attr.startswith("_")]
+            raise AttributeError(f"state has no {name!r}{known_as(name, OF_STATE, names)}")
 
     @property
     def rank(self) -> int:
-        """This process's number of `world_size`."""
+        """The rank of this process, 0 to `world_size` - 1."""
         return self._processes.rank
 
     @property
     def local_rank(self) -> int:
-        """This process's number on its machine."""
+        """The rank of this process on its machine."""
         return self._processes.local_rank
 
     @property
     def world_size(self) -> int:
-        """How many processes train together."""
+        """The number of processes that train together."""
         return self._processes.world_size
 
     @property
     def data_rank(self) -> int:
-        """The number of this process's samples, of `data_world_size`."""
+        """The index of this process's share of the samples, 0 to `data_world_size` - 1."""
         return self._processes.data_rank
 
     @property
     def data_world_size(self) -> int:
-        """Over how many processes samples are split: `world_size`, unless some share them."""
+        """The number of shares of the samples: `world_size`, unless processes read the same samples."""
         return self._processes.data_world_size
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The processes that differ from this one in their samples alone; None for all of them."""
+        """The process group of the ranks with other samples and the same shard; None for all ranks."""
         return self._processes.data_group
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The processes as `build_mesh` has arranged them, by dimension; None for a single one."""
+        """The device mesh that `build_mesh` returned; None for a single process."""
         return self._processes.mesh
 
     @property
     def layout(self) -> Layout:
-        """How `build_mesh` has arranged the processes; its `label` is what messages call a rank."""
+        """The dimensions of the device mesh; its `label` names a rank in messages."""
         return self._processes.layout
 
     @property
     def plugins(self) -> Mapping[str, Any]:
-        """The active plugins themselves, by folded name."""
+        """The active plugin objects by folded name."""
         return self._active.by_name
 
     @property
     def plugin_facts(self) -> Mapping[str, PluginFacts]:
-        """What the active plugins say about themselves in attributes, by folded name."""
+        """The attributes of the active plugins, such as `takes_turns`, by folded name."""
         return self._active.facts
 
     @property
     def active_model(self) -> nn.Module:
-        """What a forward pass calls now: `wrapped_model` for a microbatch, else `model`.
+        """The module that a forward pass calls: `wrapped_model` for a microbatch, else `model`.
 
-        In evaluation and prediction no rank waits for another.
+        Evaluation and prediction use `model`, so that no rank waits for another.
         """
         return self.model if self.microbatch is None else self.wrapped_model
 
     @property
     def inputs(self) -> Any:
-        """The inputs of the microbatch under way, else of the batch; assignment replaces them."""
+        """The inputs of the current microbatch, else of the batch; assignment replaces them."""
         return batches.inputs_of(self.batch if self.microbatch is None else self.microbatch)
 
     @inputs.setter
@@ -302,7 +309,7 @@ class State:
 
     @property
     def targets(self) -> Any:
-        """The targets of the microbatch under way, else of the batch; assignment replaces them."""
+        """The targets of the current microbatch, else of the batch; assignment replaces them."""
         return batches.targets_of(self.batch if self.microbatch is None else self.microbatch)
 
     @targets.setter
@@ -315,22 +322,23 @@ class State:
     def log(
         self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
     ) -> None:
-        """Logs a number for the current moment; it is kept on its device until it is delivered.
+        """Logs a number for the current moment. A tensor stays on its device until loggers receive it.
 
-        Within a batch, values are averaged over microbatches (weighted like the loss) and then
-        over updates. While an eval set is evaluated, it is the mean over all samples of the set,
-        named SET/NAME in `eval_metrics`. In a prediction it is dropped.
+        Within a batch, values are averaged over microbatches, weighted like the loss, and then over
+        updates. In the evaluation of a set, values are averaged over all samples of the set, and the
+        mean is `SET/NAME` in `eval_metrics`. In a prediction, values are dropped.
 
         Args:
-            name: a plugin's numbers start with its name and a slash. Any text will do:
-                printing shows control characters as text, and truncates a long one.
-            value: a number, or a tensor of one entry, which is copied, not awaited.
-            reduce: None keeps rank 0's value in training; "mean" takes the mean over the ranks,
-                weighted likewise; "sum" adds up what ranks and microbatches, or eval batches, have.
+            name: any text; names of a plugin's numbers begin with the name of the plugin and a slash.
+                Control characters are escaped and long names truncated where names are printed.
+            value: a number, or a tensor of one entry. The tensor is copied without waiting for its device.
+            reduce: how values of the ranks are combined. None keeps the value of rank 0 in training;
+                "mean" averages over the ranks, weighted like the loss; "sum" adds the values of all
+                ranks and microbatches, or eval batches.
 
         Raises:
             TypeError: `value` is not a single number.
-            ValueError: `reduce` is something else.
+            ValueError: `reduce` has another value.
         """
         value = copied_number(name, value, reduce)
         if self.eval_name is not None:
@@ -342,19 +350,19 @@ class State:
             self._numbers.record(name, value, reduce)
 
     def log_text(self, name: str, text: str | Mapping[str, Iterable[Any]]) -> None:
-        """Logs a text or a table for the current moment, for example what a model generates.
+        """Logs a text or a table for the current moment, for example texts that a model has generated.
 
-        Rank 0's is kept; `all_gather` collects those of the others. A later one of the same name
-        and moment replaces it. While an eval set is evaluated its name is SET/NAME. In a prediction
-        it is dropped.
+        Only the text of rank 0 is kept; use `all_gather` to collect texts of all ranks. A second text
+        with the same name and moment replaces the first. In the evaluation of a set, the name becomes
+        `SET/NAME`. In a prediction, texts are dropped.
 
         Args:
-            name: as in `log`; any text will do.
-            text: a text, or the columns of a table by name, with as many cells each, which are
-                texts, numbers or None: {"prompt": [...], "completion": [...]}.
+            name: any text, as in `log`.
+            text: a text, or the columns of a table by name, all of one length; cells are texts,
+                numbers or None: {"prompt": [...], "completion": [...]}.
 
         Raises:
-            TypeError, ValueError: `name` or `text` is something else.
+            TypeError, ValueError: `name` or `text` isn't one of these.
         """
         copied = copied_text(name, text)
         if self.is_logging and self.rank == 0:
@@ -364,7 +372,7 @@ class State:
 
     @contextmanager
     def evaluating(self, names: Iterable[str]) -> Iterator[None]:
-        """Has evaluations inside of it go over these eval data loaders."""
+        """Makes evaluations in the `with` block iterate over these eval data loaders only."""
         outer_sets = self.eval_sets
         self.eval_sets = tuple(names)
         try:
@@ -373,37 +381,38 @@ class State:
             self.eval_sets = outer_sets
 
     def current_count(self) -> Count:
-        """Returns the samples of the microbatch under way, else of the batch, by `count_batch`."""
+        """Returns the count of the current microbatch, else of the batch, by `count_batch`."""
         batch = self.batch if self.microbatch is None else self.microbatch
         return self._active.plans.count_batch(self, batch)
 
     def current_weight(self) -> float | Tensor:
-        """Returns the weight of the microbatch under way, else of the batch, by `weigh_microbatch`."""
+        """Returns the weight of the current microbatch, else of the batch, by `weigh_microbatch`."""
         return self._active.plans.weigh_microbatch(self)
 
     def resolve(self, time: Time) -> Time:
-        """Returns a time that the clock can count: no fraction of the run, none of an epoch.
+        """Converts fractions of the run and of an epoch to a time that the clock can count.
 
-        The same before and after a resume, whatever has become of the data loader; from
-        `after_load` on.
+        Call it from `after_load` on. The result is the same after a resume, even if the length of the
+        data loader has changed.
 
         Raises:
-            ValueError: a fraction of an unknown length.
+            ValueError: the time is a fraction of an unknown length.
         """
         return resolve(time, self.duration, self.epoch_length)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns the value of every rank, in order; collective: every rank must call it.
+        """Returns the values of all ranks, in the order of ranks. Collective: every rank must call it.
 
         Args:
-            value: something small that can be pickled; not a tensor on a device.
+            value: a small value that can be pickled, but no tensor on a device.
         """
         return self._processes.all_gather(value)
 
     def count_true(self, answer: bool) -> int:
-        """Returns on how many ranks `answer` is true; collective: every rank must call it.
+        """Returns the number of ranks whose `answer` is true. Collective: every rank must call it.
 
-        Cheaper than `all_gather`, and may be called in a step: no device is read.
+        It is cheaper than `all_gather` and doesn't synchronize with the device, so that it may be called
+        in a step.
         """
         return self._processes.count_true(answer)
 
@@ -413,10 +422,10 @@ class State:
         Any rank may ask; with several, all stop at the same batch, at most 16 batches later.
 
         Args:
-            reason: says why.
-            kind: how the run is listed, and treated: see `StopReason`.
+            reason: the reason as users read it.
+            kind: decides the status of the run, see `StopReason`.
         """
-        # A signal interrupts a plugin that has nothing to do with it.
+        # A signal arrives while any plugin is being called, which isn't its cause.
         plugin = None if kind == "signal" else self._active.calling_plugin()
         self._processes.exchange.request_stop(self, StopReason(reason, kind, plugin))
 
@@ -433,29 +442,29 @@ class State:
         Raises:
             PluginError: no active plugin has it.
         """
-        if (found := self.plugins.get(fold(name))) is None:
+        if (plugin := self.plugins.get(fold(name))) is None:
             raise PluginError(
                 f"no active plugin is named {name!r}{closest(fold(name), self.plugins)}",
                 fix="list the plugins with `eventloop plugins`",
             )
-        return found
+        return plugin
 
     def owner(self, action: str) -> str:
         """Returns the owner of an action: the name of an active plugin, "task" or "core".
 
-        For methods that suit some owners only: a loss that is the core's is a part of the model's
-        outputs, a `train_batch` that isn't the core's may ask for no `loss`.
+        For methods that depend on it: if the core owns `loss`, the loss is a part of the outputs; if a
+        plugin owns `train_batch`, the action `loss` may never be called.
 
         Raises:
-            PluginError: it has no implementation, or there is no such action.
+            PluginError: the action has no implementation, or doesn't exist.
         """
         return self._active.assembly.owner(action).name
 
     def generator(self, name: str, *, alike: bool = False) -> torch.Generator:
         """Returns the random generator with this name, on `device`; always the same object.
 
-        Its seed depends on the run's seed, the name and `data_rank`, so a plugin's draws don't affect
-        others, and ranks that share their samples draw the same.
+        Its seed depends on the seed of the run, the name and `data_rank`: draws of a plugin don't affect
+        other plugins, and ranks that read the same samples draw the same numbers.
 
         Args:
             alike: whether all ranks draw the same numbers, for example noise on weights; they must
@@ -474,26 +483,26 @@ class State:
         return self._generators
 
     def companion(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
-        """Returns a second model that only computes, placed as the run's is: a teacher, a reference.
+        """Returns a second model that isn't trained, for example a teacher or a reference model.
 
-        Called at `init` or later, before the run is loaded, alike on all ranks. The model is frozen and in
-        evaluation mode, on `device`, or sharded by the plugin that shards the run's. It isn't part of
-        `model`, of an optimizer or of a checkpoint: a resumed run builds it again, and is refused if
-        its weights are others. Where it is sharded, every rank must call it equally often.
+        Call it at `init`, on every rank. The model is frozen and in evaluation mode. It is moved to
+        `device`, or sharded by the plugin that shards the model of the run. It isn't part of `model`, of
+        an optimizer or of a checkpoint: a resumed run builds it again, and is refused if the weights
+        differ. If it is sharded, every rank must call it equally often.
 
         Args:
-            name: in the manifest and in messages; that of the plugin, say.
-            build: returns the model; the global random generators are as before afterwards.
+            name: its name in the manifest and in messages, for example the name of the plugin.
+            build: returns the model. It doesn't affect the global random generators.
 
         Raises:
-            PluginError: it comes too late, the name is taken, the model shares parameters with the
-                run's, or the ranks have built different weights.
+            PluginError: it is called too late, the name is taken, the model shares parameters with
+                the model of the run, or the ranks have built different weights.
         """
-        known: dict[str, str] = self.manifest.get("companions", {})
-        if self.metrics or name in known:
-            late = "is there already" if name in known else "is asked for when all is built"
+        digests: dict[str, str] = self.manifest.get("companions", {})
+        if self.metrics or name in digests:
+            reason = "exists already" if name in digests else "is requested after the run was built"
             raise PluginError(
-                f"the companion {name!r} {late}", fix="call state.companion once, at `init`"
+                f"the companion {name!r} {reason}", fix="call state.companion once, at `init`"
             )
         if isinstance(build, nn.Module) or not callable(build):
             raise PluginError(
@@ -501,53 +510,55 @@ class State:
                 fix="write `state.companion(name, lambda: copy.deepcopy(state.model))`, say",
             )
         with kept_generators():
-            made = build()
-        if not isinstance(made, nn.Module):
+            companion = build()
+        if not isinstance(companion, nn.Module):
             raise PluginError(
-                f"the companion {name!r} is {a(type(made).__name__)}, not an nn.Module",
+                f"the companion {name!r} is {a(type(companion).__name__)}, not an nn.Module",
                 fix="give a function that returns the model",
             )
-        if {*made.parameters()} & {*self.model.parameters()}:
+        if {*companion.parameters()} & {*self.model.parameters()}:
             raise PluginError(
                 f"the companion {name!r} shares parameters with the model, which are trained",
                 fix="give a copy: copy.deepcopy(model)",
             )
-        digest = digest_of(made.requires_grad_(False).eval().state_dict(), lambda one: [one])
+        companion.requires_grad_(False).eval()
+        digest = digest_of(companion.state_dict(), lambda tensor: [tensor])
         if len({*self.all_gather(digest)}) > 1:
             raise PluginError(
                 f"the companion {name!r} has other weights on each rank",
                 fix="load the same weights on all ranks, or draw them from a seed",
             )
-        self.manifest = {**self.manifest, "companions": {**known, name: f"weights {digest}"}}
-        return self._active.plans.wrap_companion(self, made)
+        self.manifest = {**self.manifest, "companions": {**digests, name: f"weights {digest}"}}
+        return self._active.plans.wrap_companion(self, companion)
 
     def update(
         self, loss_fn: Callable[[State], Tensor], optimizers: Iterable[str] | None = None
     ) -> bool | StepOutcome:
-        """Makes one update of some optimizers; for owners of `train_batch` that make several.
+        """Updates the weights of some optimizers once; for `train_batch` with several updates.
 
-        Called in `train_batch`, by its owner or a wrapper. It does what the default does once: for
-        each microbatch the passes and backward, then clipping and a step, with their events, in
-        the run's precision, over all ranks. The actions `forward` and `loss` aren't asked;
-        `before_train_batch` fires at the first update of a batch. Afterwards no parameter has a
-        gradient. Logged as `train/loss.NAME`.
+        Call it in `train_batch`, as its owner or in a wrapper. Like the default it runs forward and
+        backward passes for each microbatch, clips gradients and steps, with all events, in the precision
+        of the run and over all ranks. The actions `forward` and `loss` aren't called, and
+        `before_train_batch` fires at the first update of a batch. Gradients are reset afterwards. The loss
+        is logged as `train/loss.NAME`.
 
         Args:
-            loss_fn: returns the loss of `state.microbatch`, shape (), a mean over its samples; calls
-                `state.model` or parts of it, and may leave `state.outputs`, which `train_metrics` take.
-                Runs under autocast.
-            optimizers: their names; all unless given.
+            loss_fn: returns the loss of `state.microbatch`, shape (), a mean over its samples. It calls
+                `state.model` or parts of it, and may assign `state.outputs` for `train_metrics`. It
+                runs under autocast.
+            optimizers: names of optimizers; by default all.
 
         Returns:
-            The result of `optimizer_step`: True if the optimizers did step.
+            The result of `optimizer_step`: True if the optimizers have stepped.
 
         Raises:
-            PluginError: no `train_batch` is under way, or another update is; no optimizer has such
-                a name; the loss is None, or depends on no parameter of theirs.
+            PluginError: it isn't called in `train_batch`, or within another update; no optimizer has
+                such a name; the loss is None, or depends on no parameter of these optimizers.
         """
         names = self.optimizers if optimizers is None else optimizers
         outer = self.enclosed
-        self.enclosed = None  # is the caller's, and not its events'
+        # Plugins at the events of this update must not run what the caller encloses.
+        self.enclosed = None
         try:
             return self._update(self, loss_fn, names)
         finally:
@@ -556,14 +567,14 @@ class State:
     def training_pass(self) -> AbstractContextManager[Iterator[Any]]:
         """Returns the training batches of an epoch, on the device, without affecting the run.
 
-        For algorithms that need an additional pass over the data: `with state.training_pass() as
-        batches:`. Each rank gets its part; lengths may differ. Draws from the global random
-        generators inside the block, for example in a forward pass, don't affect the run; position,
-        order and workers of the run's own batches stay as they are. For `state.call("forward")` assign a
-        batch to `state.batch`, outside of a step and for as long as it is needed.
+        For algorithms that need another pass over the data: `with state.training_pass() as batches:`. Each
+        rank gets its share, and shares may differ in length. Draws from the global random generators in
+        the block don't affect the run; neither do its batches affect the position and order of the
+        data. To use `state.call("forward")`, assign a batch to `state.batch` temporarily, outside of a
+        step.
 
         Raises:
-            TaskError: the data loader isn't a list, nor one over a map-style data set.
+            TaskError: the data loader is neither a list nor over a map-style data set.
         """
         return training_pass(
             self.train_dataloader,
@@ -574,19 +585,18 @@ class State:
         )
 
     def capture(self) -> Captured:
-        """Returns what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
+        """Returns the content of a checkpoint; for owners and wrappers of `save_checkpoint`.
 
-        Collective: every rank must call it, between batches. The tensors are the run's own, on their
-        devices: they change as training continues. `eventloop.toolbox.write_checkpoint`
-        writes both to a folder, which `resume` takes.
+        Collective: every rank must call it, between batches. Tensors aren't copied: they are on their
+        devices, and change as training continues. `eventloop.toolbox.write_checkpoint` writes the
+        content to a folder from which a run can be resumed.
 
         Returns:
-            The parts by name, whole on rank 0 and of no use on the others, and the facts. Where the
-            model is in slices, each rank has its own, which `eventloop.toolbox.gathered`
-            makes whole.
+            The parts by name, and the facts. The parts are complete on rank 0 only. If the model is
+            sharded, each rank returns its own slices; `eventloop.toolbox.gathered` makes them whole.
 
         Raises:
-            PluginError: a batch is under way.
+            PluginError: it is called within a batch.
         """
         if self.batch is not None:
             raise PluginError(
@@ -596,37 +606,38 @@ class State:
         return self._capture(self)
 
     def call(self, hook: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a hook that a plugin declares with `hookspecs`; the State itself is passed first.
+        """Calls a hook that a plugin declares with `hookspecs`; the State is its first argument.
 
-        The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
-        for `batch`, or what it was replaced with, and `outputs`. No event fires. Only between
-        microbatches; inside of `eventloop.toolbox.evaluation_mode` it leaves no trace.
+        It also calls the actions `forward` and `loss`, for methods that evaluate a batch outside of its
+        passes: they use `state.batch` and `state.outputs`, and no event fires. Call these between
+        microbatches; inside of `eventloop.toolbox.evaluation_mode` they leave the run unchanged.
 
         Args:
-            args, kwargs: the hook's arguments after the State, by position or by name; the
-                declaration's defaults are used for the rest.
+            args, kwargs: arguments of the hook after the State, by position or by name; others have the
+                defaults of the declaration.
 
         Returns:
-            A question's answer, an action's result, a collection's list; None for an event.
+            The answer to a question, the result of an action, the list of a collection; None for an
+            event.
 
         Raises:
-            PluginError: no active plugin declares such a hook, or it takes other arguments; the
-                loop's own are the loop's to call.
+            PluginError: no active plugin declares such a hook, or it has other arguments; hooks of
+                the loop can't be called.
         """
         return self._active.plan_to_call(hook)(self, *args, **kwargs)
 
     def again(self, *args: Any) -> Any:
-        """Runs what the current wrapper encloses again; returns its result.
+        """Calls the implementation that the current wrapper encloses once more; returns its result.
 
-        Only in a wrapper of an action, for methods that need a second result, for example with
-        other targets. It uses the State as it is now.
+        For wrappers of actions that need a second result, for example with other targets. The
+        implementation sees the State as it is now.
 
         Args:
-            args: other arguments for the action, after the State and in the order of its
-                declaration: `state.again(shorter)` in a wrapper of `count_batch`.
+            args: arguments of the action after the State, in the order of its declaration:
+                `state.again(shorter)` in a wrapper of `count_batch`. By default the current ones.
 
         Raises:
-            PluginError: no wrapper of an action is under way.
+            PluginError: it isn't called in a wrapper of an action.
         """
         if self.enclosed is None:
             raise PluginError("state.again() works inside a wrapper of an action only")

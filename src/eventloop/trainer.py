@@ -6,7 +6,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack
@@ -59,15 +59,13 @@ class Trainer:
     """Trains a task.
 
     Args:
-        task: a `Task`, or an object or module with hook implementations; or a `Request`, which has
-            everything else, too.
+        task: a `Task`, or an object or module with hook implementations.
         algorithms: plugins that can change the training, in addition to installed ones.
-        callbacks: plugins that only watch, likewise.
-        settings: how to train; see `Settings`. They win over environment and files.
+        callbacks: plugins that only observe it, in addition to installed ones.
+        settings: how to train; see `Settings`. They override the environment and files.
 
     Raises:
-        EventloopError: something is wrong that can be known before training; each kind has a
-            class of its own.
+        EventloopError: the task, a plugin or a setting can't be used; subclasses say which.
     """
 
     def __init__(
@@ -78,30 +76,38 @@ class Trainer:
         callbacks: Sequence[object] = (),
         **settings: Unpack[SettingValues],
     ) -> None:
-        if not isinstance(task, Request):
-            with short_in_notebooks():
-                refuse_task_values(settings)
-                task = Request(task, Configuration.read(flags=settings), algorithms, callbacks)
-        elif algorithms or callbacks or settings:
-            raise TypeError("a Request has plugins and settings already")
         with short_in_notebooks():
-            self._run = run = open_run(task)
+            refuse_task_values(settings)
+            configuration = Configuration.read(flags=settings)
+            self._open(Request(task, configuration, algorithms, callbacks))
+
+    @classmethod
+    def of_request(cls, request: Request) -> Self:
+        """Returns a trainer of all that a command or a tool may request; raises as `Trainer` does."""
+        trainer = cls.__new__(cls)
+        with short_in_notebooks():
+            trainer._open(request)
+        return trainer
+
+    def _open(self, request: Request) -> None:
+        self._run = run = open_run(request)
         self.state = run.state
         self._hooks = run.active.plans
         self._loop = run.loop
         self._finalizer = weakref.finalize(self, run.close)
-        is_unnamed = run.state.settings.run_dir is None and task.scratch is None
+        is_unnamed = run.state.settings.run_dir is None and request.scratch is None
         self._announcements = Announcements(run.state, makes_folder=is_unnamed)
         self._has_announced = False
 
     def __repr__(self) -> str:
         state = self.state
-        done = f"{counted(state.clock.epoch, 'epoch')}, {counted(state.clock.batch, 'batch', 'batches')}"
+        epochs = counted(state.clock.epoch, "epoch")
+        batches = counted(state.clock.batch, "batch", "batches")
         end = state.settings.max_duration or "no end"
-        names = ", ".join(one.name for one in self.plugins if one.role != "task") or "none"
+        names = ", ".join(plugin.name for plugin in self.plugins if plugin.role != "task") or "none"
         is_open = "" if self._run.is_open else ", closed"
         return (
-            f"<Trainer: {done} of {end}; {state.device}, {state.precision.name}; "
+            f"<Trainer: {epochs}, {batches} of {end}; {state.device}, {state.precision.name}; "
             f"plugins: {names}; run_dir={str(state.run_dir)!r}{is_open}>"
         )
 
@@ -112,7 +118,7 @@ class Trainer:
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """The active plugins in order, from the task to the callbacks."""
-        return tuple(one for one in self.assembly.plugins if one.role != "core")
+        return tuple(plugin for plugin in self.assembly.plugins if plugin.role != "core")
 
     @property
     def off(self) -> tuple[Plugin, ...]:
@@ -121,51 +127,52 @@ class Trainer:
 
     @property
     def assembly(self) -> Registry:
-        """The plugins' implementations in order, and the owners of actions."""
+        """The hook implementations of the plugins in order, and the owners of actions."""
         return self._run.active.assembly
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says: where the run continues, what the core's features and plugins do."""
+        """Notes for the header: where the run continues, and what the core and plugins announce."""
         return self._run.notes
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
             if name in dir(type(self)):
-                return object.__getattribute__(self, name)  # raises what a property has raised
+                # A property has raised an AttributeError: raise it again.
+                return object.__getattribute__(self, name)
             if name in STATE or name in dir(State):
                 hint = f"; here it is trainer.{STATE.get(name, f'state.{name}')}"
             else:
-                own = (one for one in dir(type(self)) if not one.startswith("_"))
-                hint = known_as(name, METHODS, own)
+                attributes = (attr for attr in dir(type(self)) if not attr.startswith("_"))
+                hint = known_as(name, METHODS, attributes)
             raise AttributeError(f"the trainer has no {name!r}{hint}")
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is something to evaluate: eval data, or a plugin that does it by itself."""
+        """Whether there are eval data, or a plugin that evaluates without them."""
         return bool(self.state.eval_dataloaders) or self._run.active.evaluates
 
     def first_runs(self, directory: Path | None = None) -> list[str]:
-        """Returns a line for each installed algorithm that no run here had before; once for each.
+        """Returns a line for each installed plugin that affects training for the first time here.
 
-        Likewise for callbacks that can stop a run.
+        These are algorithms, and callbacks that can stop a run. Each plugin is returned once.
 
         Args:
-            directory: the working directory of a command, which prints these lines, the folder of the
-                run and how it ends; `fit` writes them to stderr otherwise.
+            directory: the working directory of the command, which prints the lines, the run folder and
+                the reason of a stop. If None, `fit` writes them to stderr.
         """
         self._has_announced = True
         self._announcements.by_command = directory is not None
         if self.state.rank != 0:
             return []
-        unasked = [
-            one
-            for one in self.plugins
-            if one.found and one.found.local is None and affects_training(one)
-            if not self._run.configuration.who_insists(one.found)
+        installed = [
+            plugin
+            for plugin in self.plugins
+            if plugin.found and plugin.found.local is None and affects_training(plugin)
+            if not self._run.configuration.who_insists(plugin.found)
         ]
-        return first_runs(unasked, self.assembly.names, directory)
+        return first_runs(installed, self.assembly.names, directory)
 
     def owner(self, action: str) -> Plugin:
         """Returns the owner of an action: a plugin, else the task, else the core.
@@ -180,20 +187,22 @@ class Trainer:
         return self.assembly.owner(action)
 
     def fit(self, until: str | Time | None = None, *others: Never, **unknown: Never) -> Result:
-        """Trains until the whole duration is done, or until `until`, from where it stopped.
+        """Trains until `until`, or until `max_duration`, from where the last fit ended.
 
-        After an exception it may be called again: it continues where the last call raised.
+        After an exception it can be called again, and continues where the last call raised.
 
         Args:
-            until: counted from the start of the run, not from now; may lie beyond `max_duration`.
-            others, unknown: refused, with where a model, data or a setting belongs.
+            until: when to stop, counted from the start of the run; it may exceed `max_duration`.
+            others, unknown: an error that says where a model, data or a setting belongs.
 
         Raises:
             TypeError: `until` isn't a time, or there are other arguments.
-            EventloopError: there is nothing to train with, or no end.
-            KeyboardInterrupt: SIGINT came; a checkpoint is saved, and `fit` may be called again.
-            SystemExit: likewise SIGTERM.
-            BaseException: whatever the task or a plugin raises, after every plugin was told.
+            EventloopError: there are no training data, or no end of the run.
+            KeyboardInterrupt: the process received SIGINT; a checkpoint was saved, and `fit` can be
+                called again.
+            SystemExit: the process received SIGTERM; a checkpoint was saved.
+            BaseException: an exception of the task or a plugin, after `exception` was called on every
+                plugin.
         """
         refuse_arguments_of_fit(until, others, unknown)
         state = self.state
@@ -222,15 +231,15 @@ class Trainer:
             else:
                 warn_of_zero_rates(state)
                 overridden = None
-                # A fit that raised hasn't come to its stop yet; the call that continues it does.
+                # A fit that raised hasn't reached its stop; the fit that continues it will.
                 first_batch = -1 if self._loop.was_interrupted else state.clock.batch
                 if not self._loop.was_interrupted or is_interruption(state.stop_reason):
-                    # After a signal, or with `until`, it is plain that the run should go on.
+                    # After a signal, or with `until`, the caller clearly wants to continue: no warning.
                     is_asked_for = is_interruption(state.stop_reason) or until is not None
                     overridden = None if is_asked_for else stopped
                     state.stop_reason = None
                 self._run.processes.exchange.start_fit()
-                # What a signal asks for from here on isn't forgotten.
+                # From here on a signal must not be lost: it stops the run and saves a checkpoint.
                 with signals:
                     try:
                         self._loop.fit(state, duration, overridden)
@@ -243,7 +252,7 @@ class Trainer:
         if stopped is not None and first_batch is not None:
             self._announce(stopped, first_batch)
         return Result(
-            metrics={name: dict(found) for name, found in state.eval_metrics.items()},
+            metrics={name: dict(results) for name, results in state.eval_metrics.items()},
             history=list(self._run.bookkeeping.history),
             run_dir=state.run_dir,
             model=state.model,
@@ -262,16 +271,16 @@ class Trainer:
         with self._run.guarded(), state.evaluating(state.eval_dataloaders):
             metrics = self._hooks.evaluate(state)
             self._loop.deliver_everything(self.state)
-        return {name: dict(found) for name, found in metrics.items()}
+        return {name: dict(results) for name, results in metrics.items()}
 
     def sanity_eval(self, num_batches: int = 2) -> None:
         """Evaluates a few batches and discards the results, to find errors early.
 
-        Called before `fit`. No event fires, and metrics, global random generators and
-        results stay as they are.
+        Call it before `fit`. No event fires, and it leaves metrics, results and the global random
+        generators unchanged.
 
         Args:
-            num_batches: of each eval data loader, at most.
+            num_batches: the largest number of batches of each eval data loader.
 
         Raises:
             TaskError: the task has no eval data loader.
@@ -283,13 +292,13 @@ class Trainer:
             try_evaluation(self._hooks, self.state, self._loop.move, num_batches)
 
     def predict(self, dataloader: Any) -> list[Any]:
-        """Returns the outputs for a data loader: a list with one entry a batch, on the host.
+        """Returns the outputs for a data loader: a list with an entry for each batch, on the host.
 
-        They aren't concatenated, as batches can have outputs of different shapes;
-        `torch.cat(outputs)` does it.
+        Outputs aren't concatenated, since batches may have outputs of different shapes; use
+        `torch.cat(outputs)`.
 
         Raises:
-            TaskError: it is not an iterable of batches, or has none.
+            TaskError: `dataloader` isn't an iterable of batches, or has none.
         """
         self._require_open()
         if isinstance(dataloader, Tensor) or not isinstance(dataloader, Iterable):
@@ -304,20 +313,20 @@ class Trainer:
         """Writes the weights that evaluation uses to a safetensors file; returns its path.
 
         Args:
-            path: of the file; with a plugin for it, of a file of another format, or of a folder.
-            best: whether to write the weights of the best evaluation, which the setting
-                `checkpoint_best` keeps, instead of the current ones.
+            path: the path of the file. Plugins may write other formats, or folders.
+            best: write the weights of the best evaluation instead of the current ones; needs the
+                setting `checkpoint_best`.
 
         Raises:
-            SettingError: `best`, but no checkpoint of a best evaluation has been saved.
-            EventloopError: it can't be written.
+            SettingError: `best` is set, but no checkpoint of a best evaluation has been saved.
+            EventloopError: the file can't be written.
         """
         self._require_open()
         with self._run.guarded():
             if not best:
                 return self._hooks.export(self.state, Path(path))
-            with self._run.best_weights.to_export(self.state) as place:
-                if place is None:
+            with self._run.best_weights.to_export(self.state) as best_checkpoint:
+                if best_checkpoint is None:
                     raise SettingError(
                         "no checkpoint of a best evaluation has been saved",
                         fix='set checkpoint_best, for example checkpoint_best="valid/loss", and evaluate',
@@ -327,32 +336,31 @@ class Trainer:
     def load_weights(
         self, path: str | Path, *, strict: bool = True, as_evaluated: bool = False
     ) -> None:
-        """Loads weights into the model, and nothing else.
+        """Loads only weights into the model, tensor by tensor.
 
         Args:
-            path: a file that `export` wrote, the folder of a pretrained model in safetensors files, a
-                checkpoint, or the folder of a run, which stands for its newest checkpoint that
-                verifies; or what a plugin reads, a folder of adapters, say. It is read tensor by
-                tensor into the model.
-            strict: whether missing and unexpected names are errors; otherwise they are warned of,
-                and what is missing stays as it is.
-            as_evaluated: whether plugins that export other weights than the model's, averages say,
-                get what they kept in the checkpoint, so that evaluation sees what that of the run
-                saw.
+            path: a file that `export` wrote; the folder of a pretrained model in safetensors files; a
+                checkpoint; or a run folder, whose newest valid checkpoint is used. Plugins may read
+                other formats, such as a folder of adapters.
+            strict: whether missing and unexpected names are errors. Otherwise they cause a warning,
+                and weights that are missing stay unchanged.
+            as_evaluated: whether plugins that evaluate with other weights, such as an average, restore
+                these from the checkpoint. Evaluation then gives the results that the run had.
 
         Raises:
-            TaskError: they can't be read, or don't fit the model.
-            CheckpointError: the checkpoint doesn't verify.
+            TaskError: the weights can't be read, or don't fit the model.
+            CheckpointError: the checkpoint is damaged.
         """
         with self._run.guarded():
             try:
                 averaging = self.assembly.exporting if as_evaluated else ()
-                found, states, left_out = self._hooks.read_weights(
+                weights, states, left_out = self._hooks.read_weights(
                     self.state, Path(path), averaging
                 )
-                found = with_names_of(self.state.model, found)
-                self._fit_buffers(found, path)
-                weights = found if left_out else with_tied(self.state.model, found)
+                weights = with_names_of(self.state.model, weights)
+                self._fit_buffers(weights, path)
+                if not left_out:
+                    weights = with_tied(self.state.model, weights)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._run.capture.plugins.put(states)
@@ -365,7 +373,7 @@ class Trainer:
                 ) from error
 
     def _fit_buffers(self, weights: Mapping[str, Any], path: object) -> None:
-        """Resizes buffers that grow in training to the shapes that weights have, and warns of it."""
+        """Resizes buffers to the shapes of loaded weights, since buffers may grow in training; warns of it."""
         resized = fit_buffers(self.state.model, weights)
         if resized and self.state.rank == 0:
             warnings.warn(
@@ -375,11 +383,11 @@ class Trainer:
             )
 
     def close(self) -> None:
-        """Closes every plugin; has no effect when called again."""
+        """Closes every plugin; further calls have no effect."""
         self._finalizer()
 
     def _earlier_stop(self) -> Stopped | None:
-        """Returns why the run is stopped before a fit, in this process or the one it resumes."""
+        """Returns why an earlier fit was stopped, in this process or in the resumed run."""
         start = self._run.start
         moment = self.state.clock.moment()
         if self._loop.resume_point.is_loaded and start.stop_reason is not None:
@@ -387,7 +395,7 @@ class Trainer:
         return stop_of(self.state)
 
     def _announce(self, stopped: Stopped, first_batch: int) -> None:
-        """Says that a fit was stopped, in a line, or in a warning if it hasn't trained."""
+        """Prints why a fit was stopped; warns if it hasn't trained at all."""
         state = self.state
         if state.clock.batch == first_batch:
             warn_of_repeated_stop(state, stopped)
@@ -401,7 +409,7 @@ class Trainer:
         stopped = self._run.start.stop_reason
         done = f"epoch {state.clock.epoch_number}, batch {state.clock.batch}"
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
-        # A run that was killed later has done all of a shorter fit, its end included.
+        # A run that was killed after a shorter fit has also completed the end of that fit.
         if is_finished or state.clock.passed(state.until):
             return f"{state.until} is done ({done}); " + _further(state.until)
         if self._loop.resume_point.is_loaded and stopped is not None and until is None:
@@ -442,7 +450,7 @@ class Trainer:
 
 
 def _further(end: Time) -> str:
-    """Returns how to extend a run, as the caller writes it."""
+    """Returns the flag or the call that extends a run."""
     longer = str(Time(end.value * 2, end.unit))
     if in_command():
         return f"{as_set(max_duration=longer)} with {allowing('config_change')} goes further"
@@ -454,7 +462,7 @@ class TrainerBuilder:
     """Builds trainers with more than a task and plugins, for tools and tests.
 
     Args:
-        configuration: what environment and files say; read from the process's unless given.
+        configuration: settings of environment and files; by default those of this process.
         observers, allowed, origin, checkpoint: see `Request`.
     """
 
@@ -481,9 +489,17 @@ class TrainerBuilder:
         if settings and self.configuration is not None:
             raise TypeError("give settings as keywords or in `configuration`, not both")
         configuration = self.configuration or Configuration.read(flags=settings)
-        more = (self.observers, self.allowed, self.origin)
-        request = Request(task, configuration, algorithms, callbacks, *more)
-        return Trainer(replace(request, checkpoint=self.checkpoint))
+        request = Request(
+            task,
+            configuration,
+            algorithms,
+            callbacks,
+            observers=self.observers,
+            allowed=self.allowed,
+            origin=self.origin,
+            checkpoint=self.checkpoint,
+        )
+        return Trainer.of_request(request)
 
 
 _OF_TRAINER = ("algorithms", "callbacks")
@@ -498,7 +514,7 @@ def fit(
     loss: Callable[[Any, Any], Tensor] | None = None,
     **given: Any,
 ) -> Result:
-    """Trains a model: `Trainer(Task(...), ...).fit()` in one call, for what needs no second one.
+    """Trains a model: `Trainer(Task(...), ...).fit()` in one call.
 
     Args:
         model, train_dataloader, optimizer, loss: see `Task`.

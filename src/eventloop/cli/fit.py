@@ -134,7 +134,7 @@ def _train(
     with (
         weights_path(arguments) as weights,
         crash_report() as active,
-        Trainer(
+        Trainer.of_request(
             Request(
                 task,
                 configuration,

@@ -73,7 +73,7 @@ def open_trainer(
             discovery=job.discovery,
             scratch=Path(folder),
         )
-        with Trainer(request) as trainer:
+        with Trainer.of_request(request) as trainer:
             active += trainer.plugins
             require_data(trainer, arguments)
             if weights is not None:

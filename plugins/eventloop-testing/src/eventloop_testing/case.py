@@ -251,7 +251,7 @@ def isolated_trainer(
     given = tiny_task() if task is None else task
     configuration = Configuration.read(chosen, environ={}, directory=folder)
     more = (observers, allowed, origin)
-    return Trainer(Request(given, configuration, algorithms, callbacks, *more))
+    return Trainer.of_request(Request(given, configuration, algorithms, callbacks, *more))
 
 
 class Recorder:
