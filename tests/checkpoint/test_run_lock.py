@@ -54,7 +54,7 @@ def test_a_folder_in_the_place_of_the_lock_is_an_error(tmp_path):
     (tmp_path / ".lock").mkdir()
 
     with pytest.raises(
-        RunFolderError, match=r"lock' is a folder, where a run expects[^$]*run_dir="
+        RunFolderError, match=r"lock' is a folder, but the run needs[^$]*run_dir="
     ):
         RunLock(tmp_path).acquire()
 

@@ -346,8 +346,8 @@ def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
 
     With three or more ranks the order affects the last bits of the sums. DDP rebuilds its buckets
     after the first backward pass of a process (torch 2.13), in the order in which gradients arrived:
-    a resumed run could get another order. So this runs a backward pass with zeros beforehand, in which
-    gradients arrive in reverse order of the parameters.
+    the first step of a resumed run would sum in another order than the same step of an uninterrupted
+    run. So this runs a backward pass with zeros beforehand, in reverse order of the parameters.
     """
     model = wrapped.module
     wrapped.module = _Sums(wrapped.module)
