@@ -39,7 +39,7 @@ def test_a_mapping_without_labels_can_not_be_a_loss(make_trainer, make_task):
 
 def test_a_model_without_memory_is_refused(make_trainer, make_task):
     """A strategy may give it some; else nothing would be trained, in silence."""
-    with pytest.raises(TaskError, match="'weight' is on the meta device, and has no numbers"):
+    with pytest.raises(TaskError, match="'weight' is on the meta device, and has no values"):
         make_trainer(make_task(model=lambda: nn.Linear(3, 3, device="meta")))
 
 

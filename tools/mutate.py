@@ -51,7 +51,7 @@ MUTANTS = {
         "checkpoint/test_left_out_weights.py",
     ),
     "a run goes on with another teacher": Mutant(
-        "run/resume.py", 'now, "companions")', 'now, "absent")', "test_state_companion.py"
+        "run/resume.py", 'manifest, "companions")', 'manifest, "absent")', "test_state_companion.py"
     ),
     "the order of weights doesn't matter to a digest": Mutant(
         "training/weight_digest.py",
@@ -85,8 +85,8 @@ MUTANTS = {
     ),
     "parts of a failed batch join the next": Mutant(
         "training/logged_numbers.py",
-        "self._row, self._parts, self._update = {}, {}, 0",
-        "self._row, self._update = {}, 0",
+        "        self._parts = {}\n        self._update = 0\n        self._texts",
+        "        self._update = 0\n        self._texts",
         "training/test_logged_numbers.py",
     ),
     "predict_forward runs outside of autocast": Mutant(

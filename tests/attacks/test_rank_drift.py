@@ -133,7 +133,7 @@ def test_what_must_be_alike_is_compared_before_the_first_step(kind, tmp_path):
         return train(tmp_path, lambda: tiny_task(**make()))
 
     for text in run_ranks(run):
-        assert text.startswith("ranks 0 and 1 would train different things: their ")
+        assert text.startswith("ranks 0 and 1 would train differently: their ")
         assert what in text
         assert differs in text
 

@@ -53,9 +53,7 @@ def test_a_folder_in_the_place_of_the_lock_is_an_error(tmp_path):
     """With the reason and a way out, not a traceback of the operating system's."""
     (tmp_path / ".lock").mkdir()
 
-    with pytest.raises(
-        RunFolderError, match=r"lock' is a folder, where a run expects[^$]*run_dir="
-    ):
+    with pytest.raises(RunFolderError, match=r"lock' is a folder, but the run needs[^$]*run_dir="):
         RunLock(tmp_path).acquire()
 
 

@@ -165,13 +165,13 @@ def test_a_full_disk_may_be_lived_with(tmp_path, full_disk):
     given = {"checkpoint_interval": "1ba", "on_save_error": "continue", "max_duration": "2ep"}
 
     with isolated_trainer(tmp_path, callbacks=[FillsUp(full_disk)], **given) as trainer:
-        with pytest.warns(UserWarning, match="wasn't saved|isn't noted") as caught:
+        with pytest.warns(UserWarning, match="wasn't saved|isn't recorded") as caught:
             trainer.fit()
 
         told = {str(one.message).partition(":")[0] for one in caught}
         assert told == {
             "a checkpoint wasn't saved, and the run continues",
-            "how the run ended isn't noted",
+            "the end of the run isn't recorded",
         }
         assert trainer.state.clock.batch == 6
     assert saved(tmp_path)[0] == 0

@@ -185,7 +185,7 @@ def test_one_that_could_not_be_written_is_not_told_of(tmp_path, monkeypatch):
         raise OSError("broken")
 
     with (
-        pytest.warns(UserWarning, match="how the run ended isn't noted"),
+        pytest.warns(UserWarning, match="the end of the run isn't recorded"),
         pytest.warns(UserWarning, match="a checkpoint wasn't saved"),
     ):
         fit(tmp_path, watches, Breaks(), on_save_error="continue")

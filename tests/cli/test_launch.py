@@ -101,8 +101,8 @@ def test_two_ranks_say_everything_once(start, tiny):
     ("how", "status", "first"),
     [
         ("raise", 1, "rank 1: LookupError: nothing found; raised by plugin ends"),
-        ("kill", 137, r"rank 1: its process \d+ is gone without a word"),
-        ("exit", 7, r"rank 1: its process \d+ is gone without a word"),
+        ("kill", 137, r"rank 1: its process \d+ ended without reporting an error"),
+        ("exit", 7, r"rank 1: its process \d+ ended without reporting an error"),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named_first(start, tiny, how, status, first):

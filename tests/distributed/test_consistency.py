@@ -1,4 +1,4 @@
-"""Ranks that would train different things stop before the first step; functions may differ."""
+"""Ranks that would train differently stop before the first step; functions may differ."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_other_numbers_of_microbatches_are_refused_with_synchronised_batch_norms
         ]
         return tiny_task(model=model, train_dataloader=batches)
 
-    with pytest.raises(RankError, match="other numbers of microbatches, but sync_batch_norm"):
+    with pytest.raises(RankError, match="different numbers of microbatches, but sync_batch_norm"):
         fit_on_ranks(tmp_path, id, task, sync_batch_norm=True, microbatch_size=2)
 
 

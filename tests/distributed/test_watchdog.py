@@ -214,7 +214,7 @@ def test_what_the_end_of_a_rank_causes_names_it(end_ranks, clean):
     statuses, err, _ = end_ranks(lambda: fit(OnRank(fail, rank=1)))
 
     assert statuses == [70, 70]
-    assert "what came first: rank 1: LookupError: nothing found; raised by plugin on-rank" in err
+    assert "first failure: rank 1: LookupError: nothing found; raised by plugin on-rank" in err
 
 
 @pytest.mark.sampled(4)
@@ -229,7 +229,7 @@ def test_a_rank_that_is_killed_ends_the_other(end_ranks, clean, rank):
     statuses, err, _ = end_ranks(script)
 
     assert statuses == ([9, 1] if rank == 0 else [1, 9])
-    assert re.match(rf"rank {rank}: its process \d+ is gone without a word\n", err)
+    assert re.match(rf"rank {rank}: its process \d+ ended without reporting an error\n", err)
 
 
 @pytest.mark.parametrize(("leaves", "status"), [(True, 0), (False, 1)])

@@ -60,7 +60,9 @@ def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeyp
 
     first, *_ = err.splitlines()
     assert statuses == [6, 1]
-    assert re.match(r"rank 0: its process \d+ is gone without a word; before that: rank 0 ", first)
+    assert re.match(
+        r"rank 0: its process \d+ ended without reporting an error; before that: rank 0 ", first
+    )
     assert "rank 1 in batch_end of callback hangs" in first
 
 

@@ -36,8 +36,8 @@ def test_rights_are_looked_at(clean, no_rights):
     """Of the folder that is there, and of a file that is to be overwritten."""
     (clean / "file").touch()
 
-    assert why_no_folder(clean / "new") == f"nothing may be written in {clean}"
-    assert why_no_file(clean / "file") == "it may not be overwritten"
+    assert why_no_folder(clean / "new") == f"no permission to write in {clean}"
+    assert why_no_file(clean / "file") == "no permission to overwrite it"
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])

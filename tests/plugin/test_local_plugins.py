@@ -142,7 +142,7 @@ def test_it_was_asked_for(watch):
 
 def test_a_file_can_not_be_switched_off():
     """It takes part only because it is named."""
-    with pytest.raises(UsageError, match=r"switches off what isn't installed"):
+    with pytest.raises(UsageError, match=r"switches off a plugin that isn't installed"):
         Choice.parse(["no:./watch.py:Watch"])
 
 

@@ -281,7 +281,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path):
     """Before anything is trained."""
     (tmp_path / "run" / "manifest.json").mkdir(parents=True)
 
-    with pytest.raises(EventloopError, match=r"manifest\.json' is a folder, where a run expects"):
+    with pytest.raises(EventloopError, match=r"manifest\.json' is a folder, but the run needs"):
         fit_in(tmp_path)
 
 

@@ -71,8 +71,8 @@ def test_a_run_says_once_that_it_may_not_resume_exactly(tmp_path, make, words):
 
     assert words in message
     assert message.endswith(
-        "whether it gets the same batches isn't known (else it loses and repeats up to as many as its epoch has had); "
-        "it does where the loader has state_dict and load_state_dict, or is made by `zipped` and `cycled`"
+        "other batches than before (then it loses and repeats up to as many as its epoch has had); "
+        "for an exact resume, the loader needs state_dict and load_state_dict, or must be made by `zipped` and `cycled`"
     )
 
 
@@ -99,4 +99,7 @@ def test_one_rank_speaks_for_all(tmp_path):
     """Two ranks would say it twice."""
     found = run_ranks(said, tmp_path, lambda: Wrapper(tiny_batches()))
 
-    assert [sum("isn't known" in one for one in messages) for messages in found] == [1, 0]
+    assert [sum("loses and repeats" in message for message in messages) for messages in found] == [
+        1,
+        0,
+    ]

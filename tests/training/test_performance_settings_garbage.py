@@ -215,7 +215,7 @@ def test_who_switched_python_off_finds_it_off(make_trainer):
 
 def test_seconds_are_refused():
     """They pass at other batches on each rank."""
-    with pytest.raises(SettingError, match=r"gc_interval: 60\.0sec passes at another batch"):
+    with pytest.raises(SettingError, match=r"gc_interval: 60\.0sec passes at a different batch"):
         Settings(gc_interval=Time("60sec"))
 
 

@@ -418,9 +418,7 @@ def test_a_folder_that_takes_no_events_is_named(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensorboard").touch()
 
-    with pytest.raises(
-        RunFolderError, match="tensorboard' is a file, where a run expects a folder"
-    ):
+    with pytest.raises(RunFolderError, match="tensorboard' is a file, but the run needs a folder"):
         fit(tmp_path)
 
 

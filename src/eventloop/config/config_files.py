@@ -1,4 +1,4 @@
-"""Files of configuration: YAML of `--config`, TOML of pyproject.toml and of the site; what each may hold."""
+"""Configuration files: the YAML file of `--config`, and TOML files, `pyproject.toml` and the site's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from eventloop.errors import SettingError, closest, closest_at
 from eventloop.naming import fold
 from eventloop.safe_text import one_line
 
-_MAX_TOML_BYTES = 2**22  # most of which may be that of other tools
-MAX_YAML_BYTES = 2**16  # a parser in Python takes a second for them
+_MAX_TOML_BYTES = 2**22  # generous, as a pyproject.toml can be full of other tools' settings
+MAX_YAML_BYTES = 2**16  # the YAML parser, in pure Python, takes a second for as much
 
 
 def yaml_layer(path: Path) -> Layer:
-    """Reads the file of `--config`; raises SettingError if it isn't YAML, laid out as `[tool.eventloop]`."""
+    """Reads the YAML file of `--config`, which has the entries of `[tool.eventloop]`.
+
+    Raises:
+        SettingError: the file can't be read, isn't YAML, or has other entries.
+    """
     from eventloop.config import yaml_text
 
     text = _read(path, max_bytes=MAX_YAML_BYTES)
@@ -34,19 +38,23 @@ def yaml_layer(path: Path) -> Layer:
 
 
 def pyproject_layer(path: Path, source: str) -> Layer:
-    """Reads `[tool.eventloop]` of a `pyproject.toml`; raises SettingError if it isn't as it should be."""
+    """Reads `[tool.eventloop]` of a `pyproject.toml`; raises SettingError if its form is wrong."""
     tools = _mapping(_read_toml(path).get("tool"), "tool", source)
     return _file_layer(tools.get("eventloop"), source, path)
 
 
 def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Reads the rules in the TOML file that EVENTLOOP_SITE_CONFIG names; anything else raises SettingError."""
+    """Reads the rules in the TOML file that EVENTLOOP_SITE_CONFIG names; {} if the variable isn't set.
+
+    Raises:
+        SettingError: the file can't be read, or has an entry that isn't a rule.
+    """
     if not (name := environ.get(SITE_VARIABLE, "")):
         return {}
     layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name, Path(name))
     for key, value in layer.values.items():
         raise SettingError(
-            f"{SITE_VARIABLE} names a file with {key!r}, but it may hold rules alone"
+            f"{SITE_VARIABLE} names a file with {key!r}, but the file may only contain rules"
             f"{closest(key, KEYS)}",
             source=value.source,
             fix=f"leave it out; the rules are {', '.join(KEYS)}",
@@ -69,8 +77,9 @@ def _file_layer(content: object, source: str, path: Path) -> Layer:
     if isinstance(listed := top.get("plugins"), list):
         folder = path.resolve().parent
         rules["plugins"] = Value(
-            [Local(_label(one, source), source, folder) for one in listed], source
+            [Local(_label(label, source), source, folder) for label in listed], source
         )
+    # `plugins` can also be a table, of options by plugin; then it isn't among the rules.
     values = _flatten({key: value for key, value in top.items() if key not in rules}, source)
     return Layer("file", values, rules)
 
@@ -81,13 +90,13 @@ def _label(value: object, source: str) -> str:
     raise SettingError(
         f"plugins should hold sections of options, or a list of files and modules, but has {value!r}",
         source=source,
-        fix='write plugins = ["./watch.py:Watch", "package.module:Class"]; what is installed takes '
-        "part by itself",
+        fix='write plugins = ["./watch.py:Watch", "package.module:Class"]; installed plugins are '
+        "active without being listed",
     )
 
 
 def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
-    """Returns values by dotted key; a plugin's section can be in `plugins` or at the top."""
+    """Returns values by dotted key; a plugin's section can be in `plugins` or at the top level."""
     values: dict[str, Value] = {}
     sections = [*_mapping(top.get("plugins"), "plugins", source).items()]
     for key, value in top.items():
@@ -103,12 +112,12 @@ def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
     return values
 
 
-def _mapping(content: object, what: str, source: str) -> Mapping[str, Any]:
+def _mapping(content: object, subject: str, source: str) -> Mapping[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, Mapping):
         raise SettingError(
-            f"{what} should hold names with values, not {one_line(repr(content), 100)}",
+            f"{subject} should hold names with values, not {one_line(repr(content), 100)}",
             source=source,
             fix="write settings as `max_duration: 10ep` in YAML, `max_duration = '10ep'` in TOML",
         )
@@ -125,7 +134,7 @@ def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
     text = _read(path, named_by).replace("\r\n", "\n")
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of 5,000 digits
         raise _unreadable(path, "TOML", error) from error
 
 
@@ -137,18 +146,19 @@ def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_TOML_BYTES) -
             return data.decode("utf-8-sig")
     except FileNotFoundError as error:
         folder = path.parent
+        fix = "give the path of a YAML file, `--config run.yaml`"
+        if named_by:
+            fix = f"fix or unset the variable {named_by}"
         raise SettingError(
             f"there is no file {str(path)!r}{closest_at(path)}",
             folder=folder.resolve(),
-            fix=f"fix or unset the variable {named_by}"
-            if named_by
-            else "give the path of a YAML file, `--config run.yaml`",
+            fix=fix,
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, "text", error) from error
     raise SettingError(
         f"{one_line(str(path))} has more than {max_bytes:,} bytes, which no configuration needs",
-        fix="name the right file; data belongs into files of its own",
+        fix="give the right file; keep data in separate files",
     )
 
 

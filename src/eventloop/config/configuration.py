@@ -52,10 +52,10 @@ class Configuration:
         """Reads every layer; `settings` and `section` interpret the values.
 
         Args:
-            flags: from the command line, or the keywords of `Trainer`; by dotted key.
-            kind: which of the two.
-            typed_names: the flags as they were typed, `--Max_Duration`, by folded key.
-            choice: from `-p` and `--no-plugins`.
+            flags: the flags of the command line, or the keywords of `Trainer`, by dotted key.
+            kind: whether `flags` has flags or keywords.
+            typed_names: the flags as the user typed them, `--Max_Duration`, by folded key.
+            choice: the choice of plugins by `-p` and `--no-plugins`.
             config_file: the YAML file of `--config`.
             environ: the environment; by default the process's.
             directory: where the search for `pyproject.toml` starts; the working directory.
@@ -68,54 +68,57 @@ class Configuration:
         environ = os.environ if environ is None else environ
         origin = "flag" if kind == "flag" else "Trainer(...)"
         typed_names = typed_names or {}
-        given = {
-            fold(key): Value(
-                value, origin, typed_names.get(fold(key), key if origin != "flag" else "")
-            )
-            for key, value in (flags or {}).items()
-        }
+        values = {}
+        for key, value in (flags or {}).items():
+            default_name = "" if kind == "flag" else key
+            values[fold(key)] = Value(value, origin, typed_names.get(fold(key), default_name))
         if not choice.autoload:
-            given["autoload"] = Value(False, choice.autoload_reason)
-        file = [] if config_file is None else [yaml_layer(config_file)]
-        found = find_pyproject(directory or Path.cwd())
-        pyproject = [] if found is None else [pyproject_layer(*found)]
-        layers = [Layer(kind, given), environment_layer(environ), *file, *pyproject]
+            values["autoload"] = Value(False, choice.autoload_reason)
+        layers = [Layer(kind, values), environment_layer(environ)]
+        if config_file is not None:
+            layers.append(yaml_layer(config_file))
+        pyproject = find_pyproject(directory or Path.cwd())
+        if pyproject is not None:
+            layers.append(pyproject_layer(*pyproject))
         return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
 
     @property
     def local(self) -> tuple[Local, ...]:
-        """The plugins that aren't installed; a flag takes precedence over a file."""
-        flagged = [Local(label) for label in self.choice.files]
-        labels = set(self.choice.files)
-        return (*flagged, *(one for one in self.rules.local if one.label not in labels))
+        """The plugins from files and modules; a flag takes precedence over a configuration file."""
+        from_flags = [Local(label) for label in self.choice.files]
+        from_files = [local for local in self.rules.local if local.label not in self.choice.files]
+        return (*from_flags, *from_files)
 
     def with_task(self, task_settings: Mapping[str, object]) -> Configuration:
-        """Returns the configuration with the task's `autoload`, weaker than any other."""
+        """Returns the configuration with the task's `autoload`, which every layer overrides."""
         layers = [*self.layers, Layer("keyword", _of_task(task_settings))]
         return replace(self, choice=_choice(self.choice, layers))
 
-    def who_insists(self, found: Found) -> Reason | None:
-        """Returns what requested a plugin by name, a flag or `required`, so that it isn't left out; or None."""
-        named = found.entry_point.value if found.by_flag else found.name
-        if found.by_flag or fold(named) in map(fold, self.choice.insist):
-            return Reason(f"-p {named}", "flag", f"leave {shell('-p', named)} out")
-        return self.rules.requires(found.name)
+    def who_insists(self, plugin: Found) -> Reason | None:
+        """Returns the flag or the rule `required` that requests a plugin by name; None without either.
+
+        Such a plugin can't be left out silently: if it isn't suitable, that is an error.
+        """
+        name = plugin.entry_point.value if plugin.by_flag else plugin.name
+        if plugin.by_flag or fold(name) in map(fold, self.choice.insist):
+            return Reason(f"-p {name}", "flag", f"leave {shell('-p', name)} out")
+        return self.rules.requires(plugin.name)
 
     def section(self, name: str) -> dict[str, Value]:
         """Returns the options that were set for a plugin, or for "task", by folded name."""
         prefix = f"{fold(name)}."
-        return {
-            key.removeprefix(prefix): value
-            for layer in reversed(self.layers)
-            for key, value in layer.values.items()
-            if key.startswith(prefix)
-        }
+        options = {}
+        for layer in reversed(self.layers):  # weakest first, so that stronger layers overwrite it
+            for key, value in layer.values.items():
+                if key.startswith(prefix):
+                    options[key.removeprefix(prefix)] = value
+        return options
 
     def setting_values(self, task_settings: Mapping[str, object] | None = None) -> dict[str, Value]:
         """Returns every setting as it was written, in the order of `Settings`.
 
         Args:
-            task_settings: the task's values: weaker than everything but the default.
+            task_settings: the task's values, which override only the defaults.
         """
         values = {
             name: Value(option.default, "default") for name, option in setting_options().items()
@@ -126,7 +129,7 @@ class Configuration:
         return values
 
     def setting(self, name: str) -> Any:
-        """Returns one setting, without the task's value; raises SettingError if it is invalid."""
+        """Returns a setting, ignoring the task's value; raises SettingError if it is invalid."""
         return typed(setting_options()[name], self.setting_values()[name], convert=convert_setting)
 
     def settings(self, task_settings: Mapping[str, object] | None = None) -> Settings:
@@ -137,11 +140,9 @@ class Configuration:
                 problems at once.
         """
         problems = list(unknown_settings(self.layers))
-        problems += [
-            unknown_name("keyword", *one, SETTING_NAMES)
-            for one in _of_task(task_settings).items()
-            if one[0] not in SETTING_NAMES
-        ]
+        for key, value in _of_task(task_settings).items():
+            if key not in SETTING_NAMES:
+                problems.append(unknown_name("keyword", key, value, SETTING_NAMES))
         values = self.setting_values(task_settings)
         converted = {}
         for name, option in setting_options().items():
@@ -154,17 +155,18 @@ class Configuration:
 
 
 def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
-    """Adds the strongest layer's value of `autoload` to the choice."""
+    """Returns the choice with the strongest layer's value of `autoload`."""
     for layer in layers:
-        if value := layer.values.get("autoload"):
-            autoload = autoload_of(value)
-            written = f"autoload={str(autoload).lower()}, {value.source}"
-            reason = value.source if layer.kind == "variable" else written
-            return replace(
-                choice,
-                autoload=autoload,
-                autoload_reason=choice.autoload_reason or ("" if autoload is True else reason),
-            )
+        value = layer.values.get("autoload")
+        if value is None:
+            continue
+        autoload = autoload_of(value)
+        reason = ""
+        if autoload is not True and layer.kind == "variable":
+            reason = value.source  # the variable's name says it all
+        elif autoload is not True:
+            reason = f"autoload={str(autoload).lower()}, {value.source}"
+        return replace(choice, autoload=autoload, autoload_reason=choice.autoload_reason or reason)
     return choice
 
 
@@ -174,9 +176,11 @@ def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
     switched_off = layers[0].values.get("autoload")
     if switched_off is None or autoload_of(switched_off):
         return rules
-    # Who switches autoload off by flag or keyword is stronger than the project, not than the site.
-    by_site = tuple(one for one in rules.required if one.source == rules.site)
-    return replace(rules, required=by_site)
+    # A flag or keyword that switches autoload off overrides the project's `required`, but not the site's.
+    required_by_site = tuple(
+        requirement for requirement in rules.required if requirement.source == rules.site
+    )
+    return replace(rules, required=required_by_site)
 
 
 def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:

@@ -23,7 +23,7 @@ from eventloop.vocabulary import VALUES
 REQUIRED = inspect.Parameter.empty
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {Time: Time, Url: Url}
-# Where values are written in Python.
+# Sources whose values are written in Python.
 IN_PYTHON = ("Trainer(...)", "task")
 _EXAMPLES = {
     Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Path: "PATH",
@@ -38,7 +38,7 @@ class Value:
     Args:
         value: text from a flag or a variable, or a value from a file or from Python.
         source: for messages: flag, EVENTLOOP_SEED, run.yaml, task, default.
-        typed: the option's name as the user wrote it, for messages; "" if that isn't known.
+        typed: the option's name as the user wrote it, for messages; "" if unknown.
     """
 
     value: Any
@@ -51,10 +51,10 @@ class Option:
     """A parameter that the user can set.
 
     Args:
-        name: as its author wrote it.
+        name: the parameter's name.
         type: the annotation, or the type of the default; `Any` without either.
-        default: `REQUIRED` if there is none.
-        of: the owner of the option.
+        default: the default value, or `REQUIRED`.
+        of: the function or class that has the parameter.
     """
 
     name: str
@@ -64,30 +64,30 @@ class Option:
 
     @property
     def doc(self) -> str:
-        """Its entry in the docstring, on one line; read on first use."""
+        """The parameter's entry in the docstring, on one line; parsed on first use."""
         return parameter_docs(self.of).get(self.name, "")
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """Whether the option has no default."""
         return self.default is REQUIRED
 
     @property
     def type_name(self) -> str:
-        """The type as help and messages name it."""
+        """The name of the type in help and messages."""
         return _type_name(self.type)
 
     @functools.cached_property
     def parser(self) -> Any:
-        """The parser of its values, jsonargparse's; built on first use."""
+        """The jsonargparse parser for the option's values; built on first use, as it is slow to import."""
         from jsonargparse import ArgumentParser
         from jsonargparse.typing import register_type
 
-        for one, parse in _PARSERS.items():
-            register_type(one, serializer=str, deserializer=parse)
+        for kind, parse in _PARSERS.items():
+            register_type(kind, serializer=str, deserializer=parse)
         parser = ArgumentParser(exit_on_error=False)
-        # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
-        # registered form is used (jsonargparse 4.53).
+        # In a union with None: otherwise a dataclass such as Time is parsed as a nested configuration,
+        # although it is registered (jsonargparse 4.53).
         parser.add_argument("--value", type=self.type | None)
         return parser
 
@@ -107,7 +107,7 @@ def options_of(function: Callable[..., Any]) -> Mapping[str, Option]:
 @functools.cache
 def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
     """Returns each parameter's entry in the docstring, on one line."""
-    import docstring_parser  # kept out of commands that show no options
+    import docstring_parser  # imported late, for commands that show no options
 
     texts = [inspect.getdoc(function) or ""]
     if inspect.isclass(function):
@@ -120,7 +120,7 @@ def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def flag(name: str, section: str = "") -> str:
-    """Returns an option as typed: `--mixup.label-smoothing`."""
+    """Returns an option as typed on the command line: `--mixup.label-smoothing`."""
     return f"--{section}{'.' if section else ''}{name}".replace("_", "-")
 
 
@@ -133,67 +133,67 @@ def typed(
     convert: Callable[[Option, object], Any] | None = None,
     **facts: object,
 ) -> Any:
-    """Converts the value of an option; an error says what is wrong with it and where it is set.
+    """Converts the value of an option to its type.
 
     Args:
         section: the plugin's name, or "task"; "" for a setting.
         subjects: the plugin, for messages.
-        convert: a conversion in addition to the type.
+        convert: replaces `convert_value`.
         facts: further fields of the message.
 
     Raises:
-        SettingError: the value isn't of the option's type.
+        SettingError: the value isn't of the option's type; the message has its source.
     """
     if value.source == "default":
         return value.value
     try:
         return (convert or convert_value)(option, value.value)
     except ValueError as error:
-        here = _as_bool(option, value.value) or (
-            "" if section else _translated(option, value.value)
-        )
-        example = here or _example(option)
+        translation = _as_bool(option, value.value)
+        if not translation and not section:
+            translation = _translated(option, value.value)
+        example = translation or _example(option)
         reason = str(error)
-        if here:
-            reason = f"{reason.partition('; the closest is ')[0]}; here it is {here}"
-        written = f"`{option.name}={as_python(example)}`"
-        if value.source not in IN_PYTHON:
-            is_variable = value.source.startswith("EVENTLOOP_")
-            assignment = f"{value.source}={example}"
-            written = (
-                shell(assignment) if is_variable else shell(flag(option.name, section), example)
-            )
+        if translation:
+            reason = f"{reason.partition('; the closest is ')[0]}; here it is {translation}"
+        if value.source in IN_PYTHON:
+            line_to_paste = f"`{option.name}={as_python(example)}`"
+        elif value.source.startswith("EVENTLOOP_"):
+            line_to_paste = shell(f"{value.source}={example}")
+        else:
+            line_to_paste = shell(flag(option.name, section), example)
         raise SettingError(
             f"{section}{'.' if section else ''}{option.name}: {reason}",
             subjects=subjects,
             **facts,
             source=value.source,
-            fix=f"give it as {option.type_name}: {written}",
-        ) from None  # the message has all of it; jsonargparse chains five
+            fix=f"give it as {option.type_name}: {line_to_paste}",
+        ) from None  # the message is complete, and jsonargparse chains five exceptions
 
 
 def convert_value(option: Option, raw: object) -> Any:
-    """Converts what the user wrote into a value of the option's type.
+    """Converts a value as the user wrote it to the option's type.
 
     Args:
         raw: text from a flag or a variable, or a value from a file or from Python.
 
     Raises:
-        ValueError: it has another type; the message says what was expected.
+        ValueError: `raw` isn't of the option's type; the message has the expected type.
     """
     from jsonargparse import ArgumentError
 
+    is_none = raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null"))
     optional = option.type is Any or type(None) in _members(option.type)
-    if optional and (raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null"))):
+    if optional and is_none:
         return None
     try:
         value = option.parser.instantiate(option.parser.parse_object({"value": raw}))["value"]
     except ArgumentError:
         raise ValueError(_reason(option, raw)) from None
-    is_time = isinstance(value, int | float) and ":" in str(raw)
-    if not is_time and (value is not None or optional):
+    # jsonargparse reads YAML 1.1, in which `~` and NULL are None, and 16:32 is a number of seconds.
+    is_sexagesimal = isinstance(value, int | float) and ":" in str(raw)
+    if not is_sexagesimal and (value is not None or optional):
         return value
-    # The parser reads YAML 1.1: `~` and NULL are none of any type, 16:32 is a number of seconds.
     takes_text = {Any, str} & {*_members(option.type)} or raw in typing.get_args(option.type)
     if takes_text and raw is not None:
         return raw
@@ -201,29 +201,37 @@ def convert_value(option: Option, raw: object) -> Any:
 
 
 def _as_bool(option: Option, raw: object) -> str:
-    """Returns the boolean that a shell writes as 1 or 0; "" for other values and options."""
+    """Returns "true" or "false" for 1, y, 0 or n; "" for other values, and options that aren't boolean.
+
+    The booleans of YAML, such as yes and on, are parsed as they are.
+    """
     text = str(raw).strip().lower()
     if bool not in _members(option.type):
         return ""
-    if text in ("1", "y"):  # those of YAML, yes and on, are read as they are
+    if text in ("1", "y"):
         return "true"
-    return "false" if text in ("0", "n") else ""
+    if text in ("0", "n"):
+        return "false"
+    return ""
 
 
 def _translated(option: Option, raw: object) -> str:
-    """Returns what another trainer's value of a setting is here, as it is typed; "" for other values.
+    """Translates another trainer's value of a setting, as it is typed; "" for other values.
 
-    A number without a unit counts epochs in most trainers, and steps where it is about logging.
+    In other trainers a number without a unit mostly counts epochs, and for logging it counts steps.
     """
     text = str(raw).strip().lower()
-    if here := VALUES.get(option.name, {}).get(text):
-        return here
-    if Time in _members(option.type) and text.isascii() and text.isdigit() and text != "0":
-        return f"{text}{'ba' if option.name == 'log_interval' else 'ep'}"
+    if translation := VALUES.get(option.name, {}).get(text):
+        return translation
+    is_number = text.isascii() and text.isdigit() and text != "0"
+    if Time in _members(option.type) and is_number:
+        unit = "ba" if option.name == "log_interval" else "ep"
+        return f"{text}{unit}"
     return ""
 
 
 def _reason(option: Option, raw: object) -> str:
+    """Returns why a value isn't of the option's type, with the closest choice."""
     for member in _members(option.type):
         if member in _PARSERS and isinstance(raw, str):
             try:
@@ -231,20 +239,26 @@ def _reason(option: Option, raw: object) -> str:
             except ValueError as error:
                 return str(error)
     choices = _choices(option.type)
-    shown = "none" if raw is None else repr(raw)
-    kind = "one of" if choices else "of type"
-    return f"{shown} isn't {kind} {option.type_name}{closest(str(raw), choices)}"
+    value = "none" if raw is None else repr(raw)
+    relation = "one of" if choices else "of type"
+    return f"{value} isn't {relation} {option.type_name}{closest(str(raw), choices)}"
 
 
 def _example(option: Option) -> str:
+    """Returns a valid value as it is typed: the default if it has a text, else one of the type's."""
     if isinstance(default := option.default, enum.Enum):
         return default.name
     if default and isinstance(default, list | tuple):
         return json.dumps(default, default=str)
     if isinstance(default, float | int | str):
         return str(default).lower()
-    known = (_EXAMPLES.get(one) or "".join(_choices(one)[:1]) for one in _members(option.type))
-    return next(filter(None, known), "VALUE")
+    for member in _members(option.type):
+        if member in _EXAMPLES:
+            return _EXAMPLES[member]
+        choices = [choice for choice in _choices(member) if choice]
+        if choices:
+            return choices[0]
+    return "VALUE"
 
 
 def as_python(text: str) -> str:
@@ -266,34 +280,38 @@ def _type(parameter: inspect.Parameter, namespace: Mapping[str, Any]) -> Any:
         return _suggested(parameter.default)
     holder = types.SimpleNamespace(__annotations__={"type": annotation})
     try:
-        found = typing.get_type_hints(holder, dict(namespace))["type"]
-        optional = found | None
-    except Exception:  # noqa: BLE001 - imported for type checkers only, or a text about it
+        resolved = typing.get_type_hints(holder, dict(namespace))["type"]
+        optional = resolved | None
+    except Exception:  # noqa: BLE001  an annotation imported only for type checkers, or plain text
         return Any
-    return optional if parameter.default is None and found is not Any else found
+    if parameter.default is None and resolved is not Any:
+        return optional
+    return resolved
 
 
 def _suggested(default: object) -> Any:
-    """The type that an unannotated parameter's default suggests."""
+    """Returns the type of an unannotated parameter, derived from its default."""
     if isinstance(default, bool | str):
         return type(default)
     if isinstance(default, int):
-        return int | float
+        return int | float  # a default of 1 is often written for a float
     return float if isinstance(default, float) else Any
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
+    """Returns the members of a union, or the type itself."""
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
 
 
 def _choices(annotation: Any) -> list[str]:
-    """Returns the values that a Literal or an Enum takes, as they are typed; none of other types."""
+    """Returns the values of a Literal or an Enum, as they are typed; [] for other types."""
     if isinstance(annotation, enum.EnumMeta):
         return list(annotation.__members__)
-    is_literal = typing.get_origin(annotation) is Literal
-    return [str(one) for one in typing.get_args(annotation)] if is_literal else []
+    if typing.get_origin(annotation) is Literal:
+        return [str(choice) for choice in typing.get_args(annotation)]
+    return []
 
 
 def _type_name(annotation: Any) -> str:

@@ -22,14 +22,14 @@ _NOT_IN_RUN = "not part of this run"
 
 
 class Reason(NamedTuple):
-    """Why a plugin is off, or active.
+    """The reason why a plugin is off, or active.
 
     Args:
-        text: as commands and headers print it.
-        kind: what decided: the site's file, a rule of the configuration, a flag, the resumed run
+        text: the reason, as commands and headers print it.
+        kind: the cause: the site's file, a rule of the configuration, a flag, the resumed run
             ("unsuitable": and the task when it began), an option that isn't set, the task, the
             version of eventloop, `autoload`.
-        fix: how to undo that.
+        fix: how to revert it.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Reason(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A plugin that isn't installed, as the user names it.
+    """A plugin from a file or module, as the user names it, rather than from an installed package.
 
     Args:
         label: `./watch.py:Watch`, `./watch.py` or `package.module:Class`.
@@ -51,12 +51,12 @@ class Local(NamedTuple):
     folder: Path = Path()
 
     def __str__(self) -> str:
-        """The plugin as messages name it."""
+        """Returns the name of the plugin in messages."""
         return f"{self.label}, named in {self.source}" if self.source else f"-p {self.label}"
 
     @property
     def way_out(self) -> str:
-        """How to continue without it."""
+        """The advice for continuing without the plugin."""
         if self.source:
             return f"take {self.label!r} out of `plugins = [...]` in {self.source}"
         return f"leave {shell('-p', self.label)} out"
@@ -70,11 +70,12 @@ class Choice:
         insist: names given with `-p NAME`.
         off: names given with `-p no:NAME`.
         files: values of `-p FILE.py:NAME` or `-p MODULE:NAME`, as written.
-        autoload: whether installed plugins are active by default; "callbacks": those alone.
-        autoload_reason: what decided that, as the reason why a plugin is off.
-        begun_with: the folded names of the algorithms that a resumed run began with; None for a
-                new run.
-        off_then: why others were off then, by folded name.
+        autoload: whether installed plugins are active by default; "callbacks": only callbacks.
+        autoload_reason: the flag or value that decided about `autoload`, as the reason why a plugin
+            is off.
+        begun_with: the folded names of the algorithms with which a resumed run began; None for a
+            new run.
+        off_then: the reasons why other plugins were off when the run began, by folded name.
     """
 
     insist: tuple[str, ...] = ()
@@ -85,20 +86,21 @@ class Choice:
     begun_with: frozenset[str] | None = None
     off_then: Mapping[str, Reason] = field(default_factory=dict)
 
-    def stays_out(self, found: Found) -> Reason | None:
-        """Returns why an algorithm isn't part of a resumed run; None if it can be."""
-        name = fold(found.name)
-        if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
+    def stays_out(self, plugin: Found) -> Reason | None:
+        """Returns the reason why an algorithm isn't part of a resumed run; None if it is, or can be."""
+        name = fold(plugin.name)
+        if plugin.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return None
-        way_in = shell("-p", found.name) if in_command() else f"`{found.role}s=[...]`"
+        way_in = shell("-p", plugin.name) if in_command() else f"`{plugin.role}s=[...]`"
         text = f"{_NOT_IN_RUN}: installed after the run began; add it with {way_in}"
-        then = self.off_then.get(name)
         kind: Cause = "since"
-        if then is not None and then.kind != "since":
-            is_known = then.kind in ("run", "unsuitable")  # so when the run went on the last time
-            text = then.text if is_known else f"{_NOT_IN_RUN}: off when it began, {then.text}"
-            kind = "unsuitable" if then.kind in ("task", "unsuitable") else "run"
-        return Reason(text, kind, "take it in with " + way_in)
+        old_reason = self.off_then.get(name)
+        if old_reason is not None and old_reason.kind != "since":
+            text = f"{_NOT_IN_RUN}: off when it began, {old_reason.text}"
+            if old_reason.kind in ("run", "unsuitable"):
+                text = old_reason.text  # from an earlier resume, which has worded it so already
+            kind = "unsuitable" if old_reason.kind in ("task", "unsuitable") else "run"
+        return Reason(text, kind, "add it with " + way_in)
 
     @classmethod
     def parse(cls, values: Iterable[str]) -> Choice:
@@ -115,8 +117,8 @@ class Choice:
             if is_local(name):
                 if value != name:
                     raise UsageError(
-                        f"-p {value} switches off what isn't installed",
-                        fix="leave it out, or name a plugin",
+                        f"-p {value} switches off a plugin that isn't installed",
+                        fix="leave it out, or give the name of an installed plugin",
                     )
                 files[value] = None
                 continue
@@ -134,5 +136,5 @@ class Choice:
 
 
 def is_local(label: str) -> bool:
-    """Returns whether a label names a file or a module, and not an installed plugin."""
+    """Whether a label names a file or a module, rather than an installed plugin."""
     return label.endswith(".py") or ":" in label

@@ -1,4 +1,4 @@
-"""Reads the rules of a project or site about plugins; `plugin/choose` and `plugin/configured_order` apply them."""
+"""The rules of a project or site about plugins, which `plugin/choose` and `plugin/configured_order` apply."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Requirement:
     """A plugin that must be active.
 
     Args:
-        name: as written.
-        specifier: the accepted versions, in pip's syntax: ">=0.2"; "" for any.
-        source: where it is required.
+        name: the plugin's name, as written.
+        specifier: the accepted versions, in pip's syntax: ">=0.2"; "" for any version.
+        source: the file that requires the plugin.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Requirement:
     source: str
 
     def accepts(self, version: str) -> bool:
-        """Returns whether a version is accepted; pre-releases are, if they are in range."""
+        """Whether a version is in the accepted range; pre-releases in the range are accepted."""
         return is_in_range(version, self.specifier)
 
 
@@ -36,17 +36,17 @@ class Requirement:
 class Rules:
     """The configuration's rules about plugins.
 
-    A list is taken from the strongest layer that has it; tables are merged by entry. The site's
-    rules are added to both, and can't be overridden.
+    A list is taken from the strongest layer that has it, and tables are merged by entry. The site's
+    rules are added to the result, and can't be overridden. Each `Value` has its source.
 
     Args:
         local: plugins from files and modules.
-        disable: by folded name: the name as written, and where.
-        allow: lists of the only plugins that can be active, and where each is.
+        disable: disabled plugins, by folded name.
+        allow: lists of plugins; a plugin can only be active if it is in all of them.
         required: plugins that must be active.
-        owners: by action: a plugin's name or "task", and where.
-        orders: by hook: names in order, and where; the site's before the project's.
-        site: the site's file, as messages name it; "" without one.
+        owners: a plugin's name or "task", by action.
+        orders: names of plugins in order, by hook; the site's table before the project's.
+        site: the name of the site's file in messages; "" if there is no such file.
     """
 
     local: tuple[Local, ...] = ()
@@ -67,44 +67,55 @@ class Rules:
         """Reads the entries of `KEYS` from the layers.
 
         Args:
-            layers: the strongest first.
-            site: rules that no layer can override.
-            site_name: the site's file.
+            layers: the rules of each layer, strongest first.
+            site: the site's rules, which no layer can override.
+            site_name: the name of the site's file in messages.
 
         Raises:
             SettingError: an entry has the wrong form.
         """
         site = site or {}
-        # Of a list the strongest layer's counts.
-        levels = (site, {key: layer[key] for layer in reversed(layers) for key in layer})
-        disable, allow, required = (
-            [_names(key, level[key]) for level in levels if key in level]
-            for key in ("disable", "allow", "required")
-        )
-        disabled = [Value(name, one.source) for one in disable for name in one.value]
+        project: dict[str, Value] = {}
+        for layer in reversed(layers):
+            project |= layer  # the strongest layer comes last
+        levels = (site, project)
+
+        def lists(key: str) -> list[Value]:
+            return [_names(key, level[key]) for level in levels if key in level]
+
+        disable: dict[str, Value] = {}
+        for names in reversed(lists("disable")):  # the site's list last, so that it wins
+            for name in reversed(names.value):
+                disable[fold(name)] = Value(name, names.source)
+        allow = lists("allow")
+        required = []
+        for names in lists("required"):
+            required += [_requirement(text, names.source) for text in names.value]
+        local: list[Local] = []
+        for level in levels:
+            if "plugins" in level:
+                local += level["plugins"].value
         return cls(
-            local=tuple(
-                one for level in levels if "plugins" in level for one in level["plugins"].value
-            ),
-            disable={fold(value.value): value for value in reversed(disabled)},
+            local=tuple(local),
+            disable=disable,
             allow=tuple(allow),
-            required=tuple(
-                _requirement(text, one.source) for one in required for text in one.value
-            ),
+            required=tuple(required),
             owners=_owners([site, *layers]),
             orders=(_orders([site]), _orders(layers)),
             site=site_name,
         )
 
     def requires(self, name: str) -> Reason | None:
-        """Returns where a plugin is required; None if it isn't."""
-        wanted = (one.source for one in self.required if fold(one.name) == fold(name))
-        fix = f"take {name!r} out of `required = [...]`"
-        return next((Reason(f"required, {source}", "rule", fix) for source in wanted), None)
+        """Returns the rule that requires a plugin, as the reason why it is active; None without one."""
+        for requirement in self.required:
+            if fold(requirement.name) == fold(name):
+                fix = f"take {name!r} out of `required = [...]`"
+                return Reason(f"required, {requirement.source}", "rule", fix)
+        return None
 
 
 def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
-    """Reads a list of names; raises SettingError if it isn't one, or has a name twice."""
+    """Reads a list of names; raises SettingError for anything else, and for a name given twice."""
     names = value.value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SettingError(
@@ -122,13 +133,14 @@ def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
 
 
 def _requirement(text: str, source: str) -> Requirement:
-    if (parts := split_requirement(text)) is None:
+    name_and_specifier = split_requirement(text)
+    if name_and_specifier is None:
         raise SettingError(
-            f"required has {text!r}, which is no plugin's name with versions",
+            f"required has {text!r}, which isn't a plugin's name with optional versions",
             source=source,
             fix='write required = ["ema", "mixup>=0.2,<1"]',
         )
-    return Requirement(*parts, source)
+    return Requirement(*name_and_specifier, source)
 
 
 def _orders(layers: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
@@ -156,8 +168,11 @@ def _owners(layers: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
 def _entries(
     key: str, layers: Sequence[Mapping[str, Value]], example: str
 ) -> Iterator[tuple[str, Value]]:
-    """Yields the entries of a table, the weakest layer's first."""
-    for table in (layer[key] for layer in reversed(layers) if key in layer):
+    """Yields the entries of a table from all layers, weakest first, so that stronger ones overwrite."""
+    for layer in reversed(layers):
+        if key not in layer:
+            continue
+        table = layer[key]
         if not isinstance(table.value, Mapping):
             raise SettingError(
                 f"{key} should be a table, not {table.value!r}",

@@ -1,4 +1,4 @@
-"""Settings: how a task is trained, as a frozen dataclass."""
+"""Settings: the parameters of training that don't depend on the task, as a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Uneven = Literal["pad", "drop", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a task is trained; what is trained is in `Task`.
+    """The settings of a run; model, data, loss and optimizers are in `Task`.
 
     Args:
         max_duration: how long the run is, as a time: 10ep, 5000ba, 1e9tok, 3600sec.
@@ -33,53 +33,53 @@ class Settings:
             (autocast with loss scaling); or auto: on a GPU bf16 if the hardware supports it, else
             fp16; fp32 elsewhere. fp32 never uses TF32; bf16 and fp16 allow TF32 for operations in
             float32.
-        device: cpu, cuda, cuda:1, xpu, mps, ..., or auto: an accelerator if there is one.
+        device: cpu, cuda, cuda:1, xpu, mps, ..., or auto: an accelerator if available.
         seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
         seed_samples: whether random draws of a map-style data set depend only on seed, epoch and
             index, so that they are the same with any number of workers and after a resume; false:
-            on the RNG states, as in a plain loop.
+            draws depend on the RNG states, as in a plain loop.
         microbatch_size: samples per forward and backward pass; uses less memory for the same
             gradient. Not set: the whole batch. auto: the whole batch, halved whenever memory runs
             out.
-        clip_norm: the maximum norm of all gradients together; larger ones are scaled down to it.
+        clip_norm: the maximum norm of all gradients together; larger gradients are scaled down.
         clip_value: the maximum absolute value of a gradient's entries; applied after clip_norm.
-        eval_interval: how often to evaluate, as a time; also once the duration is done. none: never.
+        eval_interval: how often to evaluate, as a time; also at the end of the run. none: never.
         eval_at_start: whether to also evaluate before the first batch.
         log_interval: how often logged numbers are copied to the host and passed to loggers, as a
-            time; no number is lost in between.
+            time; numbers in between aren't lost.
         uneven: how to handle samples that don't divide evenly over ranks. pad: some samples are
-            used twice in an epoch, and a rank without batches repeats one with weight 0; drop:
-            they are left out; error: they are an error.
-        sync_batch_norm: whether batch norms compute over the batches of all ranks.
+            used twice in an epoch, and a rank without batches repeats a batch with weight 0; drop:
+            surplus samples are left out; error: the run fails.
+        sync_batch_norm: whether batch norms compute statistics over the batches of all ranks.
         find_unused_parameters: whether to find parameters without a gradient in each step, which
-            costs time; for models with parts that some ranks don't use.
-        gc_interval: how often Python collects garbage in training, as a time other than seconds:
+            costs time; for models with modules that some ranks don't use.
+        gc_interval: how often Python collects garbage during training, as a time other than seconds:
             at the same batch on every rank. none: whenever Python decides to.
-        deterministic: whether two runs with the same seed are identical bit by bit; what prevents
-            it is switched off, and named in the header.
+        deterministic: whether two runs with the same seed are identical bit by bit; features that
+            prevent it are disabled, and named in the header.
         compile: whether to compile forward and loss together with torch.compile; layers: compiles
-            repeated layers separately, identical ones once. A mapping of its options, {"mode":
-            "max-autotune"}, also enables it; with {"layers": true}, by layer.
+            repeated layers separately, identical layers once. A mapping of torch.compile's options,
+            {"mode": "max-autotune"}, also enables it; with {"layers": true}, by layer.
         run_dir: the folder for the run's files; a run that began there is resumed. For
             checkpoints, it can be the URL of a folder, s3://bucket/run. Not set: a new folder
             runs/TASK/TIME-ID.
-        resume: what a run in run_dir resumes from. auto: its newest usable checkpoint, if there is
-            one; never: nothing, and there must be none; or the path or URL of a checkpoint to
-            begin another run with.
+        resume: the checkpoint to resume from. auto: the newest usable checkpoint in run_dir, if
+            any; never: none, and run_dir must not contain a checkpoint; or the path or URL of a
+            checkpoint, to begin another run with it.
         checkpoint_interval: how often to save a checkpoint, as a time; also at the start and the
             end. auto: 1ep if run_dir is set, else none; none: only on a signal or a request.
         checkpoint_keep: how many of the newest checkpoints to keep; none: all.
         checkpoint_best: also keep the checkpoint with the best value of this metric:
             test/accuracy; "min test/x" or "max test/x" if the metric doesn't say which is better.
-        on_save_error: what to do when a checkpoint can't be written. raise: the run fails;
-            continue: it continues with a warning.
-        on_bad_loss: what to do when the unscaled loss or the weights are NaN or infinite. raise:
-            the run stops, at most ten batches after the loss; ignore: it continues, with a warning
+        on_save_error: the action when a checkpoint can't be written. raise: the run fails; continue:
+            the run continues with a warning.
+        on_bad_loss: the action when the unscaled loss or the weights are NaN or infinite. raise: the
+            run stops, at most ten batches after the loss; ignore: the run continues, with a warning
             if the weights aren't finite.
-        on_callback_error: what to do when a callback raises. raise: the run fails; disable: it
+        on_callback_error: the action when a callback raises. raise: the run fails; disable: the run
             continues without the callback, with a warning.
-        autoload: whether to use installed plugins without naming them; callbacks: those alone that
-            only watch.
+        autoload: whether to use installed plugins without naming them; callbacks: only callbacks,
+            which don't change the training.
 
     Raises:
         SettingError: a value is out of range.
@@ -119,7 +119,7 @@ class Settings:
 
 
 class SettingValues(TypedDict, total=False):
-    """The settings as a caller can write them, for type checkers; a test compares the two."""
+    """The types that a caller can write for settings, for type checkers; a test compares the names."""
 
     max_duration: str | Time | None
     precision: PrecisionName
@@ -158,14 +158,16 @@ def setting_options() -> Mapping[str, Option]:
 
 
 def convert_setting(option: Option, raw: object) -> Any:
-    """Converts what the user wrote for a setting.
+    """Converts a value as the user wrote it to the setting's type.
 
     Raises:
-        ValueError: it isn't of the setting's type, or out of range.
+        ValueError: the value isn't of the setting's type, or is out of range.
     """
+    # Names of files from the system can have surrogates, which can't be written to the run's files.
     if (text := str(raw)) != text.encode("utf-8", "ignore").decode():
         raise ValueError(f"{text!a} isn't UTF-8, as the run's files are; give another name")
-    if option.name == "run_dir" and not text:  # of a variable that isn't set; a Path of it is "."
+    # Often `--run-dir $UNSET`; as a Path it would be the working directory.
+    if option.name == "run_dir" and not text:
         raise ValueError("it is empty; give a folder")
     value = convert_value(option, raw)
     if reason := _out_of_range(option.name, value):
@@ -174,13 +176,13 @@ def convert_setting(option: Option, raw: object) -> Any:
 
 
 def _out_of_range(name: str, value: Any) -> str:
-    """Returns why a value is out of range, or ""."""
+    """Returns the reason why a value is out of range; "" if it is valid."""
     if value is None:
         return ""
     if name == "max_duration" and value.unit == "dur":
         return f"{value} is a fraction of the run, but its length is needed; write 10ep"
     if name == "gc_interval" and value.unit == "sec":
-        return f"{value} passes at another batch in each run; write it in batches: 100ba"
+        return f"{value} passes at a different batch in each run; write it in batches: 100ba"
     if name == "seed" and not 0 <= value < 2**32:
         return f"{value} is outside 0 to {2**32 - 1}"
     if name == "checkpoint_keep" and value < 1:

@@ -30,29 +30,34 @@ def unknown_keys(
     """Yields unknown keys, and flags that would have no effect, each with its section.
 
     Args:
-        plugins: the option names of every installed plugin; None for one that is switched off.
+        plugins: the option names of every installed plugin; None for a plugin that is off.
         task_options: the task's option names; None for a task created in Python.
-        passed: the plugins passed as instances; None if they aren't known yet.
+        passed: the names of plugins passed as instances; None if they aren't determined yet.
     """
     options = {fold(name): names for name, names in plugins.items()}
-    known = [f"{name}.{fold(one)}" for name, names in options.items() for one in names or ()]
-    known += [f"task.{fold(name)}" for name in task_options or ()]
+    existing_keys = []
+    for plugin, names in options.items():
+        existing_keys += [f"{plugin}.{fold(name)}" for name in names or ()]
+    existing_keys += [f"task.{fold(name)}" for name in task_options or ()]
     instances = set(map(fold, passed or ()))
-    yield from (("", problem) for problem in unknown_settings(layers, known))
+    yield from (("", problem) for problem in unknown_settings(layers, existing_keys))
     for kind, key, value in _keys(layers):
         section = key.partition(".")[0]
-        if "." not in key or key in known or (section == "task" and task_options is None):
+        if "." not in key or key in existing_keys:
+            continue
+        if section == "task" and task_options is None:
             continue
         if section in instances:
             if kind == "flag":
                 yield section, _of_an_instance(kind, key, value)
         elif section == "task":
-            yield section, unknown_name(kind, key, value, known)
+            yield section, unknown_name(kind, key, value, existing_keys)
         elif section not in options:
+            # The plugin may still be passed as an instance, unless its name looks like a typing error.
             if passed is not None or closest(section, options):
                 yield section, _not_installed(kind, key, value, options)
         elif options[section] is not None:
-            yield section, unknown_name(kind, key, value, known)
+            yield section, unknown_name(kind, key, value, existing_keys)
         elif kind == "flag":
             problem = SettingError(
                 f"{_as_typed(kind, key, value)!r} would have no effect: {section} is switched off",
@@ -69,11 +74,22 @@ def unknown_settings(layers: Sequence[Layer], also: Sequence[str] = ()) -> Itera
             yield unknown_name(kind, key, value, [*SETTING_NAMES, *also, *rules])
 
 
-def unknown_name(kind: SourceKind, key: str, value: Value, known: Collection[str]) -> SettingError:
-    """Returns the problem of a key that isn't known, with the closest that is."""
+def unknown_name(
+    kind: SourceKind, key: str, value: Value, existing_keys: Collection[str]
+) -> SettingError:
+    """Returns the error for an unknown key, with the closest existing key.
+
+    A word of another trainer gets eventloop's word; the last part of a dotted key, such as `alpha`, all
+    keys with that last part.
+    """
     written = _as_typed(kind, key, value)
-    if meant := [spell(one, kind) for one in known if one.rpartition(".")[2] == key]:
-        hint = f"; did you mean {' or '.join(meant)}?"
+    same_option = [
+        spell(existing_key, kind)
+        for existing_key in existing_keys
+        if existing_key.rpartition(".")[2] == key
+    ]
+    if same_option:
+        hint = f"; did you mean {' or '.join(same_option)}?"
     elif key in SETTINGS:
         hint = f"; here it is {setting_for(key, kind, value.value)}"
     elif kind == "keyword" and key in TRAINER:
@@ -83,10 +99,11 @@ def unknown_name(kind: SourceKind, key: str, value: Value, known: Collection[str
     elif key in TASK:
         hint = f"; here it is Task({TASK[key]})"
     else:
-        hint = closest(spell(key, kind), [spell(one, kind) for one in known])
-    what = "setting" if kind == "keyword" else "option"
+        spelled_keys = [spell(existing_key, kind) for existing_key in existing_keys]
+        hint = closest(spell(key, kind), spelled_keys)
+    noun = "setting" if kind == "keyword" else "option"
     return SettingError(
-        f"no {what} is named {written!r}{hint}", source=value.source, fix=_HOW_TO_FIX[kind]
+        f"no {noun} is named {written!r}{hint}", source=value.source, fix=_HOW_TO_FIX[kind]
     )
 
 
@@ -94,11 +111,11 @@ def _not_installed(
     kind: SourceKind, key: str, value: Value, plugins: Collection[str]
 ) -> SettingError:
     section = key.partition(".")[0]
-    why = "which isn't installed" + closest(section, [*plugins, "task"])
+    reason = "which isn't installed" + closest(section, [*plugins, "task"])
     if use_without_plugin(section):
-        why = "but there is none of this name"
+        reason = "which doesn't exist"
     return SettingError(
-        f"{_as_typed(kind, key, value)!r} is for a plugin {section!r}, {why}",
+        f"{_as_typed(kind, key, value)!r} is for a plugin {section!r}, {reason}",
         source=value.source,
         fix=install(section),
     )
@@ -107,15 +124,15 @@ def _not_installed(
 def _of_an_instance(kind: SourceKind, key: str, value: Value) -> SettingError:
     section, _, option = key.partition(".")
     return SettingError(
-        f"{_as_typed(kind, key, value)!r} would have no effect: {section} is an instance, which was built in "
-        "Python",
+        f"{_as_typed(kind, key, value)!r} would have no effect: {section} is an instance that was created "
+        "in Python",
         source=value.source,
-        fix=f"set {option} where it is built, {camel(section)}({option}=...), in the task file",
+        fix=f"set {option} in the task file, where it is created: {camel(section)}({option}=...)",
     )
 
 
 def _as_typed(kind: SourceKind, key: str, value: Value) -> str:
-    """Returns a key as the user typed it, or else as it is usually written there."""
+    """Returns a key as the user typed it; if that is unknown, in the usual form for its kind of source."""
     section = key.partition(".")[0] if "." in key else ""
     if value.typed and kind == "file" and section not in ("", "task"):
         return f"plugins.{value.typed}"
@@ -123,4 +140,5 @@ def _as_typed(kind: SourceKind, key: str, value: Value) -> str:
 
 
 def _keys(layers: Sequence[Layer]) -> list[tuple[SourceKind, str, Value]]:
-    return [(layer.kind, *one) for layer in layers for one in layer.values.items()]
+    """Returns every key with the kind of its layer and its value."""
+    return [(layer.kind, key, value) for layer in layers for key, value in layer.values.items()]

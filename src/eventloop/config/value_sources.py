@@ -1,4 +1,7 @@
-"""Layers of values, each with its source; reads environment variables. `config_files.py` reads files."""
+"""Layers of values with their sources, and the layer of environment variables.
+
+`config_files.py` reads the layers of files.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ _NO = ("false", "no", "off", "0", "")
 
 @dataclass(frozen=True)
 class Layer:
-    """Values of one origin.
+    """The values from a single source, such as the flags or a file.
 
     Args:
-        kind: of the layer, which decides how keys are written.
-        values: by folded key: `max_duration`, `task.lr`, `mixup.alpha`.
-        rules: a file's rules about plugins, by `KEYS`.
+        kind: the kind of source, which decides how keys are written.
+        values: the values by folded key: `max_duration`, `task.lr`, `mixup.alpha`.
+        rules: the rules of a file about plugins, with the keys `plugin_rules.KEYS`.
     """
 
     kind: SourceKind
@@ -52,25 +55,28 @@ def example(key: str, value: object, kind: SourceKind) -> str:
     """Formats a setting with a value as written in a layer of that kind."""
     if kind == "keyword":
         return f"{key}={json.dumps(value)}"
-    between = {"flag": " ", "variable": "=", "file": ": "}[kind]
-    return f"{spell(key, kind)}{between}{value}"
+    separator = {"flag": " ", "variable": "=", "file": ": "}[kind]
+    return f"{spell(key, kind)}{separator}{value}"
 
 
 def setting_for(word: str, kind: SourceKind, value: object = None) -> str:
     """Returns the setting for another trainer's word, with a value, as written in a layer of that kind.
 
     Args:
-        value: what the user gave for the word, if anything.
+        value: the user's value for the word, if any.
     """
     name, sample = SETTINGS[word]
     written = example(name, sample, kind)
     if word not in ACCUMULATION:
         return written
+    # Elsewhere gradients of several batches are accumulated; here a batch is split into microbatches.
     text = str(value)
-    number = int(text) if text.isascii() and text.isdigit() and 1 < int(text) < 10_000 else 4
+    num_microbatches = 4
+    if text.isascii() and text.isdigit() and 1 < int(text) < 10_000:
+        num_microbatches = int(text)
     return (
-        f"{written} with DataLoader(..., batch_size={sample * number}): a step trains on one batch "
-        f"of the loader, split into {number} microbatches"
+        f"{written} with DataLoader(..., batch_size={sample * num_microbatches}): a step trains on one "
+        f"batch of the loader, split into {num_microbatches} microbatches"
     )
 
 
@@ -93,7 +99,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def as_bool(value: Value) -> bool:
-    """Converts a boolean without importing a parser; raises SettingError if it isn't one."""
+    """Converts a value to a boolean without importing a parser; raises SettingError for other values."""
     text = str(value.value).lower()
     if text not in (*_YES, *_NO):
         raise SettingError(

@@ -9,45 +9,49 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 _MAX_LEVELS = 50
-_MAX_EXPANDED = 2**18  # characters, every alias written out
+_MAX_EXPANDED = 2**18  # characters, with every alias replaced by its content
 _MAX_DIGITS = 400
-# YAML 1.1 would read them as 8 and as 90.
+# Texts such as 010 and 1:30, which YAML 1.1 would read as the numbers 8 and 90.
 _OCTAL_OR_TIME = re.compile(r"[-+]?0[0-7_]+|[^:]+:.*")
 _SPECIAL_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
 class YamlTextError(ValueError):
-    """The text isn't YAML, or uses unsupported features; the message has the line."""
+    """The text isn't valid YAML, or exceeds the bounds; the message has line and column."""
 
 
 def load_yaml(text: str) -> Any:
     """Parses YAML text; Python tags aren't supported.
 
     Args:
-        text: its length bounds the time.
+        text: should be limited in length, which bounds the time.
 
     Raises:
-        YamlTextError: it isn't YAML, has a duplicate key, is nested too deeply, or has aliases that
-            repeat too much.
+        YamlTextError: the text isn't YAML, has a duplicate key, is nested too deeply, or is too large
+            with its aliases expanded.
     """
     try:
         return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(one for one in (error.context, error.problem) if one)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise YamlTextError(f"{where}{said}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: the 30th of February
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise YamlTextError(f"{position}{problem}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError for a date such as 2026-02-30
         raise YamlTextError(" ".join(str(error).split())) from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Composes nodes with bounds on their depth and on their size with aliases expanded."""
+    """Composes nodes within bounds on their depth, and on their size with aliases expanded.
+
+    A few lines of nested aliases, a "billion laughs" file, would otherwise expand to gigabytes.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._level = 0
-        self._num_chars: dict[Any, int] = {}  # of each node, by the node itself
+        # The expanded size and depth of each node that is complete.
+        self._num_chars: dict[Any, int] = {}
         self._num_levels: dict[Any, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -60,7 +64,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         self._level -= 1
         if not isinstance(event, yaml.AliasEvent):
             self._measure(node)
-        elif node not in self._num_chars:
+        elif node not in self._num_chars:  # the alias is within its own node, which isn't complete
             raise _refused("an alias contains itself", mark)
         if self._level + self._num_levels[node] > _MAX_LEVELS:
             raise _refused(f"it is nested more than {_MAX_LEVELS} levels deep", mark)
@@ -74,7 +78,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         tag = super().resolve(kind, value, implicit)
         is_number = kind is yaml.ScalarNode and tag.rpartition(":")[2] in ("int", "float")
         if is_number and len(value) <= _MAX_DIGITS and _OCTAL_OR_TIME.fullmatch(value):
-            return self.DEFAULT_SCALAR_TAG  # a longer one is refused
+            return self.DEFAULT_SCALAR_TAG  # text; `_measure` refuses longer numbers
         return tag
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
@@ -93,6 +97,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         return result
 
     def _measure(self, node: Any) -> None:
+        """Records the expanded size and depth of a node, from those of its children."""
         if isinstance(node, yaml.ScalarNode):
             is_number = node.tag.rpartition(":")[2] in ("int", "float")
             if is_number and len(node.value) > _MAX_DIGITS:
@@ -100,10 +105,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
             self._num_chars[node] = 1 + len(node.value)
             self._num_levels[node] = 1
             return
-        pairs = isinstance(node, yaml.MappingNode)
-        parts = [one for pair in node.value for one in pair] if pairs else node.value
-        self._num_chars[node] = 1 + sum(self._num_chars[one] for one in parts)
-        self._num_levels[node] = 1 + max((self._num_levels[one] for one in parts), default=0)
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [child for key_and_value in node.value for child in key_and_value]
+        self._num_chars[node] = 1 + sum(self._num_chars[child] for child in children)
+        self._num_levels[node] = 1 + max((self._num_levels[child] for child in children), default=0)
 
 
 def _refused(problem: str, mark: Any) -> Exception:

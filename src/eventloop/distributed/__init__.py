@@ -1,4 +1,4 @@
-"""Several processes that train together: joined here, imported only where a run needs them."""
+"""Training with several processes: joining them, with lazy imports for runs of a single process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def join_processes() -> Processes:
         from eventloop.distributed.processes import Processes
 
         return Processes()
-    from eventloop.distributed.data_parallel import join  # one process needs nothing of it
+    from eventloop.distributed.data_parallel import join  # slow to import
 
     return join()
 
 
 def rank_variables(rank: int, world_size: int, port: int, token: str = "") -> dict[str, str]:
-    """Returns what torchrun would set for a rank here, and the token of the run.
+    """Returns the environment variables of a rank on this machine: torchrun's, and the run's token.
 
     Args:
-        port: of the launcher's TCPStore.
-        token: a secret of these ranks, by which they know each other's records in the store.
+        port: the port of the launcher's TCPStore.
+        token: a secret that seals the ranks' records in the store; "" for none.
     """
     return {
         TOKEN_VARIABLE: token,
@@ -48,8 +48,8 @@ def rank_variables(rank: int, world_size: int, port: int, token: str = "") -> di
 def rank_zero_first() -> Iterator[None]:
     """Runs a block on the first rank of each machine before the other ranks run it.
 
-    For something that one rank prepares and all read, such as a download or a cache. Every rank
-    must enter it; with one process it does nothing.
+    For files that one rank prepares and all ranks read, such as a download or a cache. Every rank must
+    enter the block; with a single process this does nothing.
     """
     processes = join_processes()
     if processes.local_rank:

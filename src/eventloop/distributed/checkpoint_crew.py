@@ -11,16 +11,16 @@ T = TypeVar("T")
 
 
 class Crew:
-    """The ranks that write a checkpoint together: here, a single rank."""
+    """The ranks that write a checkpoint together; this class is for a single rank."""
 
     rank = 0
     world_size = 1
 
     def run(self, step: Callable[[], T]) -> list[T]:
-        """Runs a step on every rank; returns the results by rank on rank 0, and [] on others.
+        """Runs a step on every rank; returns the results in order of ranks on rank 0, [] on other ranks.
 
-        If one rank raises, all do: what the step raised here, or a CheckpointError with what it
-        raised on another rank.
+        If the step raises on a rank, this method raises on all ranks: the exception of this rank, or a
+        CheckpointError with the text of another rank's exception.
         """
         return [step()]
 
@@ -40,7 +40,7 @@ class CrewOfRanks(Crew):
     """
 
     def __init__(self, group: Any) -> None:
-        import torch.distributed as dist  # takes seconds, which listing checkpoints does without
+        import torch.distributed as dist  # takes seconds; commands that only list checkpoints don't need it
 
         self._dist = dist
         self._group = group
@@ -48,19 +48,21 @@ class CrewOfRanks(Crew):
         self.world_size = dist.get_world_size()
 
     def run(self, step: Callable[[], T]) -> list[T]:
-        own: BaseException | None = None
+        raised: BaseException | None = None
         result: T | None = None
         try:
             result = step()
-        except BaseException as error:  # noqa: BLE001  raised below, when all know
-            own = error
-        outcomes = self.gather((result, None if own is None else f"rank {self.rank}: {own}"))
-        problem = self.first(next((why for _, why in outcomes if why is not None), None))
-        if own is not None:
-            raise own
-        if problem is not None:
-            raise CheckpointError(problem)
-        return [one for one, _ in outcomes]
+        except BaseException as error:  # noqa: BLE001  raised below, when all ranks know of it
+            raised = error
+        problem_of_rank = None if raised is None else f"rank {self.rank}: {raised}"
+        outcomes = self.gather((result, problem_of_rank))
+        problems = [problem for _, problem in outcomes if problem is not None]
+        first_problem = self.first(problems[0] if problems else None)
+        if raised is not None:
+            raise raised
+        if first_problem is not None:
+            raise CheckpointError(first_problem)
+        return [result for result, _ in outcomes]
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks on rank 0, and [] on others."""

@@ -1,4 +1,4 @@
-"""What ranks send each other: counts and requests of a batch, gradients, statistics, weights and buffers."""
+"""Communication between ranks: counts and requests of a batch, gradients, statistics, weights, buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# Private, but what all batch norms are, those over several ranks included (torch 2.13).
+# Private, but the only common base class of all batch norms, including SyncBatchNorm (torch 2.13).
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -32,20 +32,22 @@ if TYPE_CHECKING:
     from eventloop.signals import StopReason
     from eventloop.state import State
 
-# As many as torch's DistributedDataParallel sends in one go.
+# The default bucket size of torch's DistributedDataParallel.
 _BUCKET_BYTES = 25 * 2**20
-# Even batches between exchanges, and the seconds within which a signal is noticed, if no batch takes longer.
-_EVERY = 16
+# While all ranks' batches have one size, counts are exchanged every so many batches.
+_EXCHANGE_INTERVAL = 16
+# A signal is noticed within this time, unless a single batch takes longer.
 _NOTICED_S = 0.25
+# How long to wait until all ranks have rewritten their records, which they do twice a second.
 _RECORDS_S = 4 * POLL_S
 
 
 class ExchangeOfRanks(Exchange):
     """Exchanges counts and requests between ranks: an asynchronous sum on the host.
 
-    If batches can be uneven, each has one. Otherwise every `_EVERY`th batch has one, or more of
-    them if batches are slow, so that a signal isn't delayed; rank 0's timings decide for all
-    ranks.
+    If the ranks' batches can differ in size, there is an exchange in each batch. Otherwise there is one
+    every `_EXCHANGE_INTERVAL` batches, or more often if batches are slow, so that a signal isn't
+    delayed. Rank 0's timings decide for all ranks, as all must exchange in the same batches.
     """
 
     def __init__(self, processes: DataParallel) -> None:
@@ -59,7 +61,7 @@ class ExchangeOfRanks(Exchange):
         self._is_urgent = self._checkpoint = False
         self._work: Any = None
         self._interval = 1.0
-        # Since the last exchange: batches, seconds on rank 0, and what the losses weighed.
+        # Since the last exchange: number of batches, seconds on rank 0, and the sum of loss weights.
         self._since = time.perf_counter()
         self._num_batches = 0
         self._seconds = 0.0
@@ -76,25 +78,27 @@ class ExchangeOfRanks(Exchange):
         self._checkpoint = True
 
     def weigh(self, weight: float) -> None:
-        """Adds the weights of batches that should be the same on all ranks."""
+        """Adds the loss weight of a batch, which should be the same on all ranks."""
         self._weight += weight
 
     def start(self, state: State) -> None:
         since = self._since
         self._since = time.perf_counter()
-        self._seconds += (self._since - since) * (self._processes.rank == 0)
+        if self._processes.rank == 0:
+            self._seconds += self._since - since
         self._num_batches += 1
         if self._board is not None:
             self._board.num_batches += 1
-        # A plugin's request is granted at a batch that doesn't depend on the time.
-        is_due = not state.even_batches or not (state.clock.batch + 1) % _EVERY
+        # A plugin's request is granted only in exchanges that are due by batch count, so that it doesn't
+        # depend on time: a repeated run must stop at the same batch.
+        is_due = not state.even_batches or not (state.clock.batch + 1) % _EXCHANGE_INTERVAL
         if not is_due and self._num_batches < self._interval:
             return
         stops = self._is_urgent or (is_due and self._stop_reason is not None)
         self._sent = self._weight
         self._sent_digest = self._answers.digest
         counts = (state.count.samples, state.count.tokens, self._seconds, self._sent)
-        # Read through the array, no operation of torch is needed to see the sums.
+        # torch shares the array's memory: reading the sums from the array needs no call of torch.
         requests = (float(stops), float(self._checkpoint))
         self._sums = array("d", (*counts, *requests, float(self._sent_digest)))
         sums = torch.frombuffer(self._sums, dtype=torch.float64)
@@ -117,32 +121,33 @@ class ExchangeOfRanks(Exchange):
         self._work = None
         self._num_batches = 0
         self._seconds = 0.0
-        num = processes.world_size // processes.data_world_size  # each of whom has counted the same
-        return int(samples) // num, int(tokens) // num, seconds
+        # Ranks that hold parts of one model train on the same samples, and each has counted them.
+        num_copies = processes.world_size // processes.data_world_size
+        return int(samples) // num_copies, int(tokens) // num_copies, seconds
 
     def _answered_differently(self) -> TaskError:
         """Returns the error that names the question, if the ranks' records in the store show it."""
-        found: list[Difference] = []
+        difference: Difference | None = None
 
-        def look() -> bool:
-            difference = self._board.difference() if self._board is not None else None
-            found.extend([difference] if difference is not None else [])
-            return bool(found)
+        def has_difference() -> bool:
+            nonlocal difference
+            if self._board is not None:
+                difference = self._board.difference()
+            return difference is not None
 
-        # Ranks rewrite their records twice a second.
-        wait_until(look, _RECORDS_S if self._board is not None else 0.0)
-        if not found:
+        wait_until(has_difference, _RECORDS_S if self._board is not None else 0.0)
+        if difference is None:
             return TaskError(
-                f"the ranks answered a question of the loop, should_skip_batch say, differently in the "
-                f"last {self._num_batches} batches",
+                "the ranks answered a question of the loop, such as should_skip_batch, differently in "
+                f"the last {self._num_batches} batches",
                 fix=DECIDED_ALONE,
             )
-        return answered_differently(found[0], self._answers, self._processes.layout)
+        return answered_differently(difference, self._answers, self._processes.layout)
 
     def settle(self, state: State) -> None:
-        own = (self._stop_reason, self._checkpoint, self._weight)
-        reasons, checkpoints, weights = zip(*self._processes.all_gather(own), strict=True)
-        if any(one != self._weight for one in weights):
+        requests = (self._stop_reason, self._checkpoint, self._weight)
+        reasons, checkpoints, weights = zip(*self._processes.all_gather(requests), strict=True)
+        if any(weight != self._weight for weight in weights):
             raise _uneven(self._num_batches, self._weight, sum(weights))
         state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
         if any(checkpoints):
@@ -150,12 +155,12 @@ class ExchangeOfRanks(Exchange):
             self._checkpoint = False
 
 
-def _uneven(num_batches: int, own: float, total: float) -> TaskError:
+def _uneven(num_batches: int, weight: float, total: float) -> TaskError:
     return TaskError(
-        f"the last {num_batches} batches of this rank counted for {own:g} samples, and those of all "
+        f"the last {num_batches} batches of this rank counted for {weight:g} samples, and those of all "
         f"ranks for {total:g}: a plugin changes how many samples a batch has, on some ranks only",
-        fix="have it change them alike on all ranks, or implement the action count_batch in it, so that "
-        "the ranks compare what each batch counts for",
+        fix="change the number of samples alike on all ranks, or implement count_batch in the plugin, so "
+        "that the ranks exchange the size of each batch",
     )
 
 
@@ -164,16 +169,16 @@ def average_gradients(
 ) -> None:
     """Averages the gradients of these optimizers' parameters over the ranks, in place.
 
-    A parameter that no rank has used gets no gradient. Ranks can use different parameters only
-    with `find_unused_parameters`.
+    A parameter that no rank has used gets no gradient. Ranks may use different parameters only with
+    `find_unused_parameters`: a rank then contributes zeros for a parameter that it hasn't used.
     """
     params = [param for param in params_of(optimizers.values()) if param.requires_grad]
     if state.settings.find_unused_parameters:
-        has = [param.grad is not None for param in params]
+        has_gradient = [param.grad is not None for param in params]
         masks: list[Any] = [None] * processes.data_world_size
-        dist.all_gather_object(masks, has, group=processes.data_group)
-        for param, used in zip(params, zip(*masks, strict=True), strict=True):
-            if any(used) and param.grad is None:
+        dist.all_gather_object(masks, has_gradient, group=processes.data_group)
+        for param, used_by_rank in zip(params, zip(*masks, strict=True), strict=True):
+            if any(used_by_rank) and param.grad is None:
                 param.grad = torch.zeros_like(param)
     if processes.data_world_size == 1:
         return
@@ -189,32 +194,33 @@ def average_gradients(
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat, group=processes.data_group)
         flat /= processes.data_world_size
-        parts = torch.split(flat, [gradient.numel() for gradient in bucket])
-        for gradient, part in zip(bucket, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+        averages = torch.split(flat, [gradient.numel() for gradient in bucket])
+        for gradient, average in zip(bucket, averages, strict=True):
+            gradient.copy_(average.view_as(gradient))
 
 
 def take_from_first(
     model: nn.Module, group: dist.ProcessGroup | None = None, *, buffers_alone: bool = False
 ) -> None:
-    """Replaces every rank's buffers, and weights, with those of the first rank, in place.
+    """Copies weights and buffers of the first rank into those of every other rank, in place.
 
     Args:
         group: `state.data_group`.
+        buffers_alone: whether to leave the weights as they are.
     """
     tensors = model.buffers() if buffers_alone else model.state_dict().values()
     for tensor in tensors:
-        if isinstance(tensor, Tensor):  # what a module's get_extra_state returns needn't be
+        if isinstance(tensor, Tensor):  # `get_extra_state` of a module can return anything
             dist.broadcast(local(tensor), group=group, group_src=0)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups tensors of one type, up to a size."""
+    """Groups tensors of the same type and device into buckets of about `_BUCKET_BYTES`."""
     by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         bucket = by_type.setdefault((tensor.dtype, tensor.device), [])
         bucket.append(tensor)
-        if sum(one.nbytes for one in bucket) >= _BUCKET_BYTES:
+        if sum(gradient.nbytes for gradient in bucket) >= _BUCKET_BYTES:
             yield by_type.pop((tensor.dtype, tensor.device))
     yield from by_type.values()
 
@@ -225,6 +231,7 @@ def with_shared_batch_norm(model: nn.Module, group: dist.ProcessGroup | None = N
     Parameters and buffers stay the same objects under the same names. Lazy modules must be
     initialised.
     """
+    # torch's SyncBatchNorm works only on accelerators, and is faster there (torch 2.13).
     if any(kind_of(param.device).has_sync_batch_norm for param in model.parameters()):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
         return converted
@@ -234,30 +241,32 @@ def with_shared_batch_norm(model: nn.Module, group: dist.ProcessGroup | None = N
 
 
 class _HostSyncBatchNorm(_BatchNorm):
-    """A batch norm with statistics over the batches of all ranks.
+    """A batch norm with statistics over the batches of all ranks, written in operations of any device.
 
     Shapes: input and output (N, C, ...) with any N on each rank.
     """
 
     @classmethod
-    def of(cls, other: _BatchNorm, group: dist.ProcessGroup | None) -> _HostSyncBatchNorm:
-        """Creates one with the parameters and buffers of another batch norm."""
-        made = cls.__new__(cls)
-        made.__dict__ = other.__dict__ | {"group": group}
-        return made
+    def of(cls, batch_norm: _BatchNorm, group: dist.ProcessGroup | None) -> _HostSyncBatchNorm:
+        """Converts a batch norm; the result shares its parameters and buffers."""
+        converted = cls.__new__(cls)
+        # Without `__init__`, which would create new parameters; hooks are taken over, too.
+        converted.__dict__ = batch_norm.__dict__ | {"group": group}
+        return converted
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  torch's name
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Normalises over all ranks in training; in evaluation as `_BatchNorm`."""
+        """Normalises with statistics of all ranks in training; in evaluation as `_BatchNorm` does."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
         dims = [0, *range(2, input.dim())]
         shape = [1, -1, *[1] * (input.dim() - 2)]
         values = input if input.dtype == torch.float64 else input.float()
+        # The number of values is summed with the values: ranks may have batches of different sizes.
         num = values.new_full((1,), input.numel() / input.shape[1])
         sum_over: Any = _Sum.apply
         num, sums = sum_over(torch.cat([num, values.sum(dims)]), self.group).tensor_split([1])

@@ -68,12 +68,21 @@ if TYPE_CHECKING:
     from eventloop.training.running_means import Number
 
 
+# A logged number that ranks reduce: row, name, reduction, and number of summands.
+_CellSignature = tuple[int, str, "Reduction", int]
+
+
 class DataParallel(Processes):
     """One of several ranks, which train on different data and average their gradients.
 
     Args:
-        groups: those that were made so far, by what they are for. There must be no other reference
-            to them.
+        groups: the process groups created so far, by purpose. No other object may refer to the groups,
+            as they are destroyed when this dict is cleared.
+
+    Attributes:
+        is_strategy: whether DDP or this class averages gradients, rather than a plugin's strategy.
+        averages_in_backward: whether `RankHooks` averages gradients after the last backward pass of a
+            batch, since DDP doesn't support the model.
     """
 
     def __init__(self, groups: dict[object, dist.ProcessGroup]) -> None:
@@ -117,8 +126,8 @@ class DataParallel(Processes):
             board.layout = layout
         if layout.data_world_size < self.world_size and repr(layout) not in self._groups:
             timeout = timedelta(seconds=timeout_s())
-            mine, _ = dist.new_subgroups_by_enumeration(layout.peers(), timeout=timeout)  # type: ignore[no-untyped-call]
-            self._groups[repr(layout)] = mine
+            group, _ = dist.new_subgroups_by_enumeration(layout.peers(), timeout=timeout)  # type: ignore[no-untyped-call]
+            self._groups[repr(layout)] = group
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -139,20 +148,24 @@ class DataParallel(Processes):
         model = state.model
         settings = state.settings
         self.is_strategy = True
-        params = [one for one in model.parameters() if one.requires_grad]
+        params = [param for param in model.parameters() if param.requires_grad]
+        # With data_world_size 1, the ranks hold parts of a single model: no gradients are averaged.
         if not params or self.data_world_size == 1 < self.world_size:
             return model
         if settings.microbatch_size == "auto" and settings.sync_batch_norm:
             raise SettingError(
-                "sync_batch_norm and microbatch_size='auto' can't both be: a rank that has run out "
-                "of memory would leave the others waiting for its statistics",
+                "sync_batch_norm and microbatch_size='auto' can't be combined: a rank that has run "
+                "out of memory would leave the others waiting for its statistics",
                 fix="give a number: " + as_set(microbatch_size=16),
             )
-        # A backward that exchanged gradients couldn't be repeated; DDP's can't exchange shards.
-        self.averages_in_backward = (
-            any(sharded(one) is not None for one in params) and settings.microbatch_size != "auto"
-        )
-        if self.averages_in_backward or settings.microbatch_size == "auto":
+        # With microbatch_size="auto" a batch is repeated after it ran out of memory. That needs a
+        # backward pass that exchanges nothing, so the gradients are averaged later, by `average`.
+        is_auto = settings.microbatch_size == "auto"
+        has_shards = any(
+            sharded(param) is not None for param in params
+        )  # which DDP doesn't support
+        self.averages_in_backward = has_shards and not is_auto
+        if has_shards or is_auto:
             take_from_first(model, self.data_group)
             return model
         wrapped = DistributedDataParallel(
@@ -168,21 +181,23 @@ class DataParallel(Processes):
     def loss_weights(
         self, state: State, microbatches: Sequence[Any], weigh: WeighMicrobatch
     ) -> LossWeights:
-        """Returns each weight relative to the mean weight of a rank, as DDP averages gradients.
+        """Returns the microbatches' weights, divided by the mean weight of a rank's batch.
 
-        If ranks can differ, the sum over ranks starts now and is awaited at the first loss.
+        By the mean, not the sum, since DDP divides the sum of gradients by the number of ranks. If
+        ranks can have different weights, their sum starts now and is awaited at the first loss.
         """
         weights: list[Weight] = [0.0] * len(microbatches)
         if state.count.samples:
             weights = weights_of(state, microbatches, weigh)
         if state.even_batches:
-            own = sum(weights)
-            self.exchange.weigh(float(own))
-            return Parts(weights, lambda: own) if len(weights) > 1 else WHOLE
+            total_of_rank = sum(weights)
+            self.exchange.weigh(float(total_of_rank))
+            return Parts(weights, lambda: total_of_rank) if len(weights) > 1 else WHOLE
         if state.settings.sync_batch_norm and not self.are_same(len(microbatches)):
             raise TaskError(
-                "the ranks have other numbers of microbatches, but sync_batch_norm needs as many",
-                fix="unset microbatch_size, or give all ranks batches of one size",
+                "the ranks have different numbers of microbatches, but sync_batch_norm needs the same "
+                "number on all ranks",
+                fix="unset microbatch_size, or give all ranks batches of the same size",
             )
         total = on_device(sum(weights), state.device)
         work = dist.all_reduce(total, group=self.aside, async_op=True)
@@ -204,7 +219,8 @@ class DataParallel(Processes):
         return total / self.world_size
 
     def all_gather(self, value: Any) -> list[Any]:
-        # What all have alike, as they mostly do, isn't sent: it would grow with their number.
+        # Mostly all ranks have equal values. Comparing digests first then spares a transfer that grows
+        # with the number of ranks.
         if self._comparison(dumps(value))():
             return [copy.deepcopy(value) for _ in range(self.world_size)]
         values = [None] * self.world_size
@@ -231,41 +247,49 @@ class DataParallel(Processes):
         return self._comparison(text.encode())()
 
     def _comparison(self, data: bytes) -> Callable[[], bool]:
-        """Starts to compare data between the ranks; the function returned waits for the answer."""
+        """Starts to compare data between the ranks; returns a function that waits for the result."""
+        # A single reduction: all digests are equal if their minimum is their maximum, which is minus
+        # the minimum of the negated digests.
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=7).digest())
-        ends = array("q", (digest, -digest))
-        both = torch.frombuffer(ends, dtype=torch.int64)
-        work = dist.all_reduce(both, op=dist.ReduceOp.MIN, group=self.host, async_op=True)
+        minima = array("q", (digest, -digest))
+        tensor = torch.frombuffer(minima, dtype=torch.int64)
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self.host, async_op=True)
 
         def are_equal() -> bool:
             wait_for(work)
-            return ends[0] == -ends[1]
+            return minima[0] == -minima[1]
 
         return are_equal
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
-        """Compares weights; of those that a plugin's strategy manages, copies of shards alone."""
+        """Compares weights; where a plugin's strategy manages them, only copies of sharded weights."""
         require_same_weights(self, state, sums, when)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Returns a function that reduces logged numbers over ranks, in one sum per log interval.
 
-        Before, a digest of their names is exchanged on the host, beside the batch that follows.
+        Beforehand a digest of the names is compared on the host, while the next batch is trained: ranks
+        that logged different names would add up different numbers.
         """
 
         def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> Reduce:
-            named = [[(row, name) for name in sorted(row) if name in reductions] for row in rows]
-            mine = [
-                (idx, name, reductions[name], len(_summands(row[name])))
-                for idx, of_row in enumerate(filter(None, named))
-                for row, name in of_row
-            ]
-            have_same = self._comparison(repr(mine).encode())
+            cells: list[Cell] = []
+            signature: list[_CellSignature] = []
+            row_idx = 0
+            for row in rows:
+                names = [name for name in sorted(row) if name in reductions]
+                for name in names:
+                    cells.append((row, name))
+                    num_summands = len(_summands(row[name]))
+                    signature.append((row_idx, name, reductions[name], num_summands))
+                # Rows without such a name don't count: a rank may have more of them than another rank.
+                row_idx += bool(names)
+            have_same = self._comparison(repr(signature).encode())
 
             def reduce() -> list[Cell]:
                 if not have_same():
-                    self._raise_different_names(mine)
-                return self._reduced([one for cells in named for one in cells], reductions, device)
+                    self._raise_different_names(signature)
+                return self._reduced(cells, reductions, device)
 
             return reduce
 
@@ -274,7 +298,7 @@ class DataParallel(Processes):
     def _reduced(
         self, cells: list[Cell], reductions: Mapping[str, Reduction], device: torch.device
     ) -> list[Cell]:
-        """Puts the values over all ranks in place of this rank's; returns the cells."""
+        """Replaces this rank's values by the values over all ranks; returns the cells."""
         if not cells:
             return cells
         values = [value for row, name in cells for value in _summands(row[name])]
@@ -290,21 +314,18 @@ class DataParallel(Processes):
                 row[name] = next(summed) / self.world_size
         return cells
 
-    def _raise_different_names(self, mine: list[tuple[int, str, Reduction, int]]) -> NoReturn:
-        """Raises TaskError on every rank, as they are about to sum different numbers.
-
-        Args:
-            mine: for each number of this rank: row, name, reduction and number of summands.
-        """
-        of_ranks = self.all_gather(mine)
-        alike = set.intersection(*map(set, of_ranks))
-        names = [sorted({one[1] for one in them if one not in alike}) for them in of_ranks]
-        found = [
-            f"rank {self.layout.label(rank)} logged {', '.join(map(repr, one)) or 'nothing'}"
-            for rank, one in enumerate(names)
-        ]
+    def _raise_different_names(self, signature: list[_CellSignature]) -> NoReturn:
+        """Raises TaskError on every rank, as they are about to sum different numbers."""
+        signatures = self.all_gather(signature)
+        common = set.intersection(*map(set, signatures))
+        descriptions = []
+        for rank, signature_of_rank in enumerate(signatures):
+            names = sorted({cell[1] for cell in signature_of_rank if cell not in common})
+            logged = ", ".join(map(repr, names)) or "nothing"
+            descriptions.append(f"rank {self.layout.label(rank)} logged {logged}")
         raise TaskError(
-            f"what the ranks would average or add up isn't the same: at one batch {', '.join(found)}",
+            "the ranks logged different numbers to average or add up in the same batch: "
+            f"{', '.join(descriptions)}",
             fix="log the same names with the same reduce at the same batches on every rank, or leave "
             "reduce out of state.log(name, value, reduce=...)",
         )
@@ -323,14 +344,15 @@ class DataParallel(Processes):
 def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
     """Fixes the gradients' order in DDP's buckets before the first step.
 
-    With three or more ranks the order affects the last bits. DDP rebuilds its buckets after the
-    first backward pass of a process (torch 2.13), so this runs one with zeros, in reverse
-    parameter order.
+    With three or more ranks the order affects the last bits of the sums. DDP rebuilds its buckets
+    after the first backward pass of a process (torch 2.13), in the order in which gradients arrived:
+    the first step of a resumed run would sum in another order than the same step of an uninterrupted
+    run. So this runs a backward pass with zeros beforehand, in reverse order of the parameters.
     """
     model = wrapped.module
     wrapped.module = _Sums(wrapped.module)
     sums = wrapped(None)  # with device_ids it fails without an argument (torch 2.13)
-    torch.autograd.backward(sums, [torch.zeros_like(one) for one in sums])
+    torch.autograd.backward(sums, [torch.zeros_like(total) for total in sums])
     wrapped.module = model
     model.zero_grad(set_to_none=True)
 
@@ -340,23 +362,26 @@ class _Sums(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model  # whose buffers DDP looks for
-        tables = (nn.Embedding, nn.EmbeddingBag)
-        found = (one for one in model.modules() if isinstance(one, tables) and one.sparse)
-        sparse = {id(one.weight) for one in found}
-        params = (one for one in model.parameters() if one.requires_grad)
-        self._params = [(one, id(one) in sparse) for one in params]
+        self.model = model  # a submodule, as DDP looks up and broadcasts the buffers of its module
+        ids_of_sparse = set()
+        for module in model.modules():
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+                ids_of_sparse.add(id(module.weight))
+        params = [param for param in model.parameters() if param.requires_grad]
+        self._params = [(param, id(param) in ids_of_sparse) for param in params]
 
     def forward(self, _: None) -> tuple[Tensor, ...]:
-        first = torch.zeros(1, dtype=torch.int64, device=self._params[0][0].device)
-        return tuple(
-            (embedding(first, one, sparse=True) if is_sparse else one).sum()
-            for one, is_sparse in self._params
-        )
+        sums = []
+        index = torch.zeros(1, dtype=torch.int64, device=self._params[0][0].device)
+        for param, is_sparse in self._params:
+            # DDP expects a sparse gradient for the weight of a sparse embedding.
+            summands = embedding(index, param, sparse=True) if is_sparse else param
+            sums.append(summands.sum())
+        return tuple(sums)
 
 
 def join() -> DataParallel:
-    """Joins the processes described by torchrun's variables; uses an existing process group.
+    """Joins the processes that torchrun's variables describe, or uses the existing process group.
 
     Raises:
         EventloopError: the other processes can't be reached.
@@ -368,8 +393,8 @@ def join() -> DataParallel:
             if is_host_of_store() and "MASTER_PORT" in os.environ:
                 host_on_loopback(os.environ.get("MASTER_ADDR", ""), int(os.environ["MASTER_PORT"]))
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-            # torchrun keeps its store over a restart, with addresses of processes that are gone,
-            # and torch would call them (torch 2.13).
+            # torchrun keeps its store over a restart, with addresses of processes that have ended, to
+            # which torch would try to connect (torch 2.13).
             store = PrefixStore(f"eventloop/{attempt()}", store)
             dist.init_process_group(
                 collective_backends(),
@@ -405,8 +430,10 @@ def _groups() -> dict[object, dist.ProcessGroup]:
 
 
 def _summands(value: Number | Shares) -> Sequence[Number]:
-    """Returns the summands of a logged number: two for a share of a mean, otherwise one."""
-    return [one for share in value for one in share] if isinstance(value, tuple) else (value,)
+    """Returns the summands of a logged number: two for each share of a mean, otherwise the number."""
+    if isinstance(value, tuple):
+        return [summand for share in value for summand in share]
+    return (value,)
 
 
 @functools.cache
@@ -423,7 +450,7 @@ def _leave(groups: dict[object, dist.ProcessGroup]) -> None:
     A remaining gloo thread frees tensors during interpreter shutdown and aborts (torch 2.13).
     """
     if hasattr(sys, "last_value"):
-        return  # after an exception: the other ranks may be gone
+        return  # after an exception: destroying a group could wait for ranks that are gone
     groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Ranks of one machine listen on the loopback interface alone, which other machines can't reach.
+"""Keeps ranks of a single machine on the loopback interface, which other machines can't reach.
 
-torch's store and its backends listen on all interfaces, or on that of the host's name, and ask no
-peer who it is (torch 2.13).
+By default torch's store and backends listen on all interfaces, or on the interface of the host's
+name, and don't authenticate peers (torch 2.13).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def loopback_store(port: int = 0, *, multi_tenant: bool = False) -> TCPStore:
     """Hosts a store that only this machine can reach.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any free port.
         multi_tenant: whether other stores of this process on this port share its server.
 
     Raises:
@@ -40,9 +40,10 @@ def loopback_store(port: int = 0, *, multi_tenant: bool = False) -> TCPStore:
 
 
 def host_on_loopback(host: str, port: int) -> None:
-    """Has the store that this process is about to host listen on loopback, if its address is there.
+    """Lets the store that this process is about to host listen on loopback, if `host` is there.
 
-    Stores of this process on this port that are multi-tenant share the server.
+    It starts a server that multi-tenant stores of this process on the same port then share: torch has
+    no option for the address on which its own server listens (torch 2.13).
     """
     if host == "localhost" or host.startswith("127."):
         _server(os.getpid(), port)
@@ -50,14 +51,17 @@ def host_on_loopback(host: str, port: int) -> None:
 
 @functools.cache
 def _server(_pid: int, port: int) -> TCPStore:
-    """Returns the store that keeps the server of a port; once per process, as a fork has none."""
+    """Returns a store that keeps the server of a port running.
+
+    Cached by process: a fork inherits the cache, but not the server.
+    """
     return loopback_store(port, multi_tenant=True)
 
 
 def stay_on_loopback() -> None:
-    """Has torch's backends listen on loopback, if all ranks are on this machine.
+    """Lets torch's backends listen on loopback, if all ranks are on this machine.
 
-    A variable that the user has set stays as it is.
+    Environment variables that the user has set aren't changed.
     """
     world_size = os.environ.get("WORLD_SIZE")
     if world_size is None or os.environ.get("LOCAL_WORLD_SIZE") != world_size:

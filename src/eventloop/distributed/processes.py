@@ -1,6 +1,6 @@
-"""The processes of a run, as seen from one of them.
+"""The processes of a run, from the view of one process.
 
-The classes here are for a single process; `data_parallel` has those for several.
+The classes here are for a run in a single process; `data_parallel` has the classes for several.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Weight = float | Tensor
 WeighMicrobatch = Callable[["State"], Weight]
-# Samples and tokens of a batch over all ranks, and the seconds that it took on rank 0.
+# Samples and tokens of a batch over all ranks, and the seconds that the batch took on rank 0.
 Agreed = tuple[int, int, float]
 
 
@@ -55,27 +55,29 @@ class Parts(LossWeights):
         self.each: Sequence[Weight] | None = each
         self._weights = each
         self._total = total
-        self._known: Weight | None = None
+        self._cached_total: Weight | None = None
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
-        """Returns loss times weight / total; 0 for a microbatch that weighs nothing.
+        """Returns loss * weight / total, shape (); 0 for a microbatch of weight 0.
 
-        The mean over nothing is NaN, and NaN times 0 would be NaN.
+        Such a microbatch has a loss of NaN, the mean of nothing, and NaN times 0 would be NaN.
         """
-        if self._known is None:
-            self._known = self._total()
+        if self._cached_total is None:
+            self._cached_total = self._total()
         weight = self._weights[idx]
-        total = self._known
+        total = self._cached_total
         if isinstance(weight, Tensor):
+            # `where` selects without reading the weight on the host, which would wait for the device.
             share = torch.where(weight == 0, 0.0, weight / total)
             return torch.where(weight == 0, 0.0, loss * share)
         if weight:
             return loss * (weight / total)
-        return torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)  # has a graph
+        # Zero with a graph, so that `backward` works, and DDP sees gradients of all parameters.
+        return torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)
 
 
 class Exchange:
-    """Exchanges a batch's counts and requests between ranks: here, with a single process."""
+    """Exchanges a batch's counts and requests between ranks; this class is for a single process."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -106,7 +108,7 @@ class Exchange:
 
 
 class Processes:
-    """The processes of a run, as seen from one of them: here, a single process."""
+    """The processes of a run, from the view of one process; this class is for a single process."""
 
     rank = 0
     local_rank = 0
@@ -119,10 +121,10 @@ class Processes:
         self.exchange = Exchange()
 
     def arrange(self, layout: Layout, device: torch.device) -> None:
-        """Arranges the ranks as `build_mesh` wants it. Collective: every rank must call it."""
+        """Arranges the ranks in the layout that `build_mesh` returned. Collective: every rank must call it."""
 
     def record_answers(self, active: ActivePlugins) -> None:
-        """Has the answers to the loop's questions recorded, where ranks must answer alike."""
+        """Records the answers to the loop's questions from now on, to compare them between ranks."""
 
     def hooks(self, settings: Settings) -> tuple[object, ...]:
         """Returns the core's plugins for training with these processes."""
@@ -169,29 +171,32 @@ class Processes:
         return value
 
     def count_true(self, answer: bool) -> int:
-        """Returns on how many ranks it is true; every rank waits for the others."""
+        """Returns the number of ranks whose answer is True; every rank waits for the others."""
         return int(answer)
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The ranks by dimension; None for a single process. Collective where it is asked for first."""
+        """The ranks by dimension; None for a single process. The first access is collective."""
         return None
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one in their samples alone; None for all of them."""
+        """The ranks with the same part of the model and different samples; None if these are all ranks."""
         return None
 
     def are_same(self, value: Any) -> bool:
-        """Whether all ranks have the same value; constant size. Every rank waits for the others."""
+        """Whether all ranks have the same value; every rank waits for the others.
+
+        Ranks exchange only a digest, whatever the size of the value.
+        """
         return True
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
-        """Checks that ranks which should have the same weights have them.
+        """Checks that copies of a weight on several ranks are equal.
 
         Args:
             sums: the sum of each trained parameter, by name.
-            when: since when they may differ, for the message.
+            when: since when the weights may differ, for the message.
         """
 
     def reducer(self, device: torch.device) -> OverRanks | None:
@@ -217,14 +222,18 @@ def weights_of(state: State, microbatches: Sequence[Any], weigh: WeighMicrobatch
 
 
 def total_weight(weights: Sequence[Weight]) -> Weight:
-    """Returns the sum of weights; raises TaskError if it isn't above 0, as far as the host can tell."""
+    """Returns the sum of weights; raises TaskError if it isn't a positive number.
+
+    The value of a tensor isn't checked, only its shape: reading it would wait for the device.
+    """
     try:
         total = sum(weights)
-        if not total.ndim if isinstance(total, Tensor) else total > 0:
+        is_valid = total.ndim == 0 if isinstance(total, Tensor) else total > 0
+        if is_valid:
             return total
-    except TypeError:
+    except TypeError:  # weights that aren't numbers
         pass
     raise TaskError(
         f"the loss weights of {len(weights)} microbatches have no mean: {weights!r}",
-        fix="let Task(loss_weight=...) give numbers or tensors of shape (), not all 0",
+        fix="let Task(loss_weight=...) return numbers or tensors of shape (), not all 0",
     )

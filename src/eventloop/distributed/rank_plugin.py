@@ -32,14 +32,15 @@ class RankHooks:
 
     def __init__(self, processes: DataParallel) -> None:
         self._processes = processes
-        self._seen_whole: set[str] = set()
-        self._split_themselves: dict[str, bool] = {}
+        self._unsharded_sets: set[str] = set()  # eval sets that every rank evaluates as a whole
+        self._may_shard_itself: dict[str, bool] = {}
         self._lengths: dict[str, Any] = {}
 
     @hookimpl
     def header_note(self) -> str:
-        """Returns the header's note on data that eventloop can't shard."""
-        names = [name for name, does in self._split_themselves.items() if does]
+        """Returns the header's note about data that eventloop can't shard; "" if it shards all data."""
+        may_shard = self._may_shard_itself.items()
+        names = [name for name, may_shard_itself in may_shard if may_shard_itself]
         if not names or self._processes.data_world_size == 1:
             return ""
         return (
@@ -52,14 +53,15 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Any:
         _require_shapes(state.model)
-        # Before any plugin shards or copies them.
-        shapes = [
-            f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
-            for name, one in state.model.state_dict().items()
-            if isinstance(one, Tensor)
-        ]
-        named = {str(idx): one for idx, one in enumerate(shapes)}
-        require_same(self._processes, "models", named, by_part=True)
+        # Before the inner implementations, which may shard the parameters or copy them between ranks:
+        # with different models, that would hang or fail without naming the parameter.
+        shapes = []
+        for name, tensor in state.model.state_dict().items():
+            if isinstance(tensor, Tensor):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                shapes.append(f"{name} {dtype}{list(tensor.shape)}")
+        shape_by_idx = {str(idx): shape for idx, shape in enumerate(shapes)}
+        require_same(self._processes, "models", shape_by_idx, by_part=True)
         if state.settings.sync_batch_norm and state.data_world_size > 1:
             state.model = with_shared_batch_norm(state.model, state.data_group)
         return (yield)
@@ -67,7 +69,7 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def build_train_dataloader(self, state: State) -> Any:
         dataloader = yield
-        self._split_themselves["train"] = loader_of(dataloader).may_shard_itself
+        self._may_shard_itself["train"] = loader_of(dataloader).may_shard_itself
         self._lengths |= lengths_of("train", dataloader)
         return loader_of(dataloader).training_shard(state)
 
@@ -75,13 +77,13 @@ class RankHooks:
     def build_eval_dataloaders(self, state: State) -> Any:
         dataloaders = yield
         shards = {}
-        self._seen_whole = set()
+        self._unsharded_sets = set()
         for name, dataloader in dataloaders.items():
             loader = loader_of(dataloader)
             shards[name] = loader.evaluation_shard(state)
             if loader.is_smaller_than(state.data_world_size):
-                self._seen_whole.add(f"eval/{name}")
-            self._split_themselves[f"eval/{name}"] = loader.may_shard_itself
+                self._unsharded_sets.add(f"eval/{name}")
+            self._may_shard_itself[f"eval/{name}"] = loader.may_shard_itself
             self._lengths |= lengths_of(f"eval/{name}", dataloader)
         return shards
 
@@ -91,15 +93,16 @@ class RankHooks:
         for _, metric in metric_parts(metrics):
             if self._processes.data_group is not None:
                 metric.process_group = self._processes.data_group
-            if dataset in self._seen_whole:  # every rank counts every sample
-                metric.distributed_available_fn = _alone
-            elif not any(isinstance(one, list) for one in metric.metric_state.values()):
-                metric.dist_sync_fn = _gathered_alike
+            if dataset in self._unsharded_sets:
+                # Every rank counts every sample: adding up the ranks would count each several times.
+                metric.distributed_available_fn = _never_distributed
+            elif not any(isinstance(tensor, list) for tensor in metric.metric_state.values()):
+                metric.dist_sync_fn = _gather_equal_shapes
         return metrics
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        # All is built and loaded, and no step has been made.
+        # By now everything is built and loaded, and no rank has trained a batch.
         modes = {"precision": state.precision.name, "device": state.device.type}
         require_same(self._processes, "precisions or devices", modes)
         require_same(self._processes, "optimizers", optimizers_of(state), by_part=True)
@@ -108,7 +111,8 @@ class RankHooks:
 
     @hookimpl(wrapper=True)
     def forward(self, state: State) -> Generator[None, Any, Any]:
-        # Only the last backward of a batch exchanges gradients; that of a closure, too.
+        # DDP exchanges gradients only in the backward pass of a batch's last microbatch. DDP reads the
+        # flag in its forward, and a closure repeats forward passes, so it is set before each.
         if isinstance(state.wrapped_model, DistributedDataParallel):
             is_last = state.microbatch_idx == state.num_microbatches - 1
             state.wrapped_model.require_backward_grad_sync = is_last
@@ -116,16 +120,18 @@ class RankHooks:
 
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
-        done = yield
+        result = yield
         is_last = state.microbatch_idx == state.num_microbatches - 1
         if is_last and self._processes.averages_in_backward:
             average_gradients(self._processes, state, state.optimizers)
-        return done
+        return result
 
     @hookimpl(wrapper=True)
     def evaluate(self, state: State) -> Any:
         results = yield
-        self._processes.exchange.settle(state)  # what the results had plugins ask for
+        self._processes.exchange.settle(
+            state
+        )  # plugins may request a stop or a checkpoint for a result
         return results
 
     @hookimpl
@@ -134,32 +140,40 @@ class RankHooks:
 
     @hookimpl(wrapper=True)
     def save_checkpoint(self, state: State) -> Any:
-        self._processes.exchange.settle(state)  # a run that is resumed wouldn't ask for it again
+        self._processes.exchange.settle(
+            state
+        )  # pending requests aren't saved, so a resumed run would lose them
         return (yield)
 
     @hookimpl
     def eval_before_all(self, state: State) -> None:
-        # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
+        # Buffers differ between ranks, such as statistics of batch norms. All ranks evaluate with the
+        # buffers of rank 0, which are also the ones that a checkpoint contains.
         take_from_first(state.model, self._processes.data_group, buffers_alone=True)
 
 
 def _require_shapes(model: nn.Module) -> None:
-    for name, one in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(one):
+    """Raises TaskError if a parameter or buffer of the model is lazy, without a shape."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
             raise TaskError(
-                f"the shape of {name!r} isn't known before the first batch, but the ranks have to "
-                "agree on it before",
-                fix="give the layer its sizes, nn.Linear(8, 3), or let the function that makes the "
-                "model call it once: `model(example)`",
+                f"the shape of {name!r} isn't known before the first batch, but ranks compare the "
+                "shapes before training",
+                fix="give the layer its sizes, nn.Linear(8, 3), or call the model once in the function "
+                "that builds it: `model(example)`",
             )
 
 
-def _alone() -> bool:
+def _never_distributed() -> bool:
+    """Makes torchmetrics compute a metric from this rank's state only."""
     return False
 
 
-def _gathered_alike(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """Gathers a state with the same shape on all ranks, without exchanging shapes first."""
-    of_ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(of_ranks, tensor.contiguous(), group=group)
-    return of_ranks
+def _gather_equal_shapes(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Gathers a state with the same shape on all ranks, without exchanging shapes first.
+
+    torchmetrics' own function adds a barrier and a gather of the shapes for each state of a metric.
+    """
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, tensor.contiguous(), group=group)
+    return gathered

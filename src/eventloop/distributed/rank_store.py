@@ -1,18 +1,18 @@
-"""What ranks know of each other through torchrun's store: their attempt, failures, who runs.
+"""The bulletin of the ranks in torchrun's store: the attempt, heartbeats and failures.
 
-Errors are never sent by a collective, which can block forever. The store needs only the process
-that hosts it: torchrun's agent, `eventloop --nproc`, or rank 0.
+Errors are never sent by a collective, which can block forever. The store works as long as the process
+that hosts it runs: torchrun's agent, `eventloop --nproc`, or rank 0.
 
 torchrun keeps its store over a restart, with all keys of earlier attempts. Its restart count
 doesn't identify an attempt: each machine counts separately, a machine that joins later starts at
 0, and a restart because a machine joined isn't counted (torch 2.13). So rank 0 names each attempt,
 and continues when every other rank has answered.
 
-Each rank watches two others, by their records: there is a ring on each machine and one over all
-ranks, so this is independent of the number of ranks.
+Each rank watches two others through their records: its neighbours in a ring of the ranks on its
+machine and in a ring of all ranks. So the load doesn't grow with the number of ranks.
 
-Anyone who reaches the store's port can write to it, so records are sealed with the run's token,
-their form is checked, and their text is made safe to print when it is read.
+Any process that reaches the store's port can write to it. So records are sealed with the run's token,
+their types are checked, and their text is made safe to print when it is read.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from eventloop.safe_text import one_line, plain
 Record = TypeVar("Record", "Failure", "Member")
 
 _PATIENCE = timedelta(seconds=4)
-_MOST_CHARS = 50_000
+_MAX_CHARS = 50_000
 _NAME = "eventloop/attempt"
 _POLL_STORE_S = 0.02
 POLL_S = 0.5
-_HEARTBEATS_S = 4 * POLL_S  # for records that others rewrite
-_MOST_ASKED = 16  # ranks whose answers are looked at
-_STILL_S = 4 * POLL_S  # without a heartbeat: it can't end by itself
+_HEARTBEATS_S = 4 * POLL_S  # how long to wait until other ranks have rewritten their records
+_MAX_RANKS_ASKED = 16  # with more ranks, `confirm` looks only at the answers of the next rank
+_STILL_S = 4 * POLL_S  # a rank without a heartbeat for this long can't exit on its own
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,11 @@ class Failure:
     """A failure that all ranks can read.
 
     Args:
-        line: what happened, and which plugin caused it.
+        rank: the rank that failed.
+        line: the first line of the report: the error, and the plugin that caused it.
         details: further lines of the report.
         status: the exit status.
-        reported_by: the rank that posted it; another one if `rank` can't.
+        reported_by: the rank that posted the failure; not `rank` if that can't report any more.
     """
 
     rank: int
@@ -82,15 +83,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank's last record of itself; rewriting it is its heartbeat.
+    """The record that a rank writes about itself; rewriting it is the rank's heartbeat.
 
     Args:
-        machine: the machine or container of its process id.
-        is_inside: whether it runs something that needs all ranks, so it mustn't exit.
-        num_beats: grows while its watchdog runs, and so while its process runs Python.
-        line: which line it is at, if it hasn't moved for long or was asked; else "".
-        num_batches: how many batches it has begun.
-        answers: its answers to the loop's questions, as `Answers` writes them.
+        machine: digest of the machine or container in which `pid` is valid.
+        is_inside: whether the rank runs a block that needs all ranks, so that it mustn't exit.
+        num_beats: grows while the rank's watchdog runs, which means: while its process runs Python.
+        line: the position of the rank, if it hasn't moved for long or was asked for it; else "".
+        num_batches: how many batches the rank has begun.
+        answers: the rank's answers to the loop's questions, as `str(Answers)`.
     """
 
     machine: str
@@ -103,26 +104,27 @@ class Member:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine."""
+        """Whether the rank runs on this machine."""
         return self.machine == this_machine()
 
 
 class Bulletin:
-    """The failure reports of one attempt of a run; a restart by torchrun uses another one.
+    """The records of one attempt of a run; after a restart by torchrun there is a new bulletin.
 
-    Failures are numbered per process: ranks that all raise and continue look for the same next
-    number. A rank that continued alone looks for another number than the others.
+    Failures are numbered, and each process counts for itself: ranks that all raise and continue agree
+    on the next number. A rank that continues while the others don't would look for another number.
 
     Args:
         store: a connection that only this object uses.
-        token: a secret of the run's ranks, by which their records are known; "" without one.
+        attempt: the name of the attempt, the same on all ranks.
+        token: a secret of the run's ranks, which seals their records; "" without a secret.
 
     Attributes:
-        is_inside: whether this process runs something that needs all ranks.
-        has_failed: whether that has ended with an exception.
+        is_inside: whether this process runs a block that needs all ranks.
+        has_failed: whether that block has raised an exception.
         num_batches: how many batches this process has begun.
-        answers: its answers to the loop's questions.
-        layout: how the ranks are arranged, for their names.
+        answers: this process's answers to the loop's questions.
+        layout: the arrangement of the ranks, which gives them their names in messages.
     """
 
     def __init__(
@@ -142,22 +144,24 @@ class Bulletin:
         self.layout = Layout({"data": world_size})
 
     def label(self, rank: int | None = None) -> str:
-        """Returns what messages call a rank, this one unless given."""
+        """Returns the name of a rank in messages; by default of this rank."""
         return self.layout.label(self.rank if rank is None else rank)
 
     def post(self, failure: Failure) -> Failure:
-        """Posts a failure; returns the one that was posted first, which may be another's."""
-        first = self._failure(self._records.write_first(self._key("failure"), _values(failure)))
-        if first is None:  # no rank can have posted it
+        """Posts a failure; returns the first failure posted, which may be another rank's."""
+        values = self._records.write_first(self._key("failure"), _values(failure))
+        first_failure = self._failure(values)
+        if first_failure is None:  # malformed, so not posted by a rank
             self.replace(failure)
-        return first or failure
+            return failure
+        return first_failure
 
     def first_failure(self) -> Failure | None:
-        """Returns the first failure posted; None without one."""
+        """Returns the first failure posted; None if no rank has failed."""
         return self._failure(self._records.read(self._key("failure")))
 
     def claim(self) -> bool:
-        """Claims the writing of the failure to stderr; returns whether this rank got it."""
+        """Claims the task of writing the failure to stderr; returns whether this rank has to do it."""
         return bool(self._records.write_first(self._key("teller"), self.rank) == self.rank)
 
     def set_reported(self) -> None:
@@ -169,35 +173,43 @@ class Bulletin:
         return self._records.read(self._key("told")) is not None
 
     def replace(self, failure: Failure) -> None:
-        """Replaces the report that was posted first."""
+        """Replaces the failure that was posted first."""
         self._records.write(self._key("failure"), _values(failure))
 
     def enter(self) -> None:
-        """Announces that this process enters something that needs all ranks."""
+        """Announces that this process enters a block that needs all ranks."""
         if self.has_failed:
             self.has_failed = False
             self._num_failures += 1
-            # Alike again on all ranks.
+            # Ranks may have failed after different numbers of batches and questions. A new start far
+            # above any count makes them equal again, and keeps them growing.
             self.num_batches = self._num_failures << 40
             self.answers.restart(self._num_failures << 40)
         self.is_inside = True
         self.beat()
 
     def leave(self) -> None:
-        """Announces that this process has left it, and can exit."""
+        """Announces that this process has left the block, and may exit."""
         self.is_inside = False
         self.beat()
 
     def beat(self, line: str = "") -> None:
-        """Rewrites this rank's record, as a sign that it is running."""
+        """Rewrites this rank's record, which shows the other ranks that it is running."""
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
-            facts = (self.is_inside, self._num_beats, line, self.num_batches, str(self.answers))
-            member = Member(this_machine(), os.getpid(), *facts)
+            member = Member(
+                machine=this_machine(),
+                pid=os.getpid(),
+                is_inside=self.is_inside,
+                num_beats=self._num_beats,
+                line=line,
+                num_batches=self.num_batches,
+                answers=str(self.answers),
+            )
             self._records.write(self._member_key(self.rank), astuple(member))
 
     def member(self, rank: int) -> Member | None:
-        """Returns a rank's record; None if it has never been inside."""
+        """Returns the record of a rank; None if the rank has never entered a block."""
         member = _record(Member, self._records.read(self._member_key(rank)))
         if member is None or member.pid < 1:
             return None
@@ -208,22 +220,27 @@ class Bulletin:
         return {rank: self.member(rank) for rank in range(self.world_size)}
 
     def difference(self) -> Difference | None:
-        """Returns a question of the loop that ranks have answered differently, as their records show."""
-        texts = {rank: one.answers for rank, one in self.members().items() if one is not None}
+        """Returns the first question of the loop that ranks have answered differently, or None."""
+        members = self.members().items()
+        texts = {rank: member.answers for rank, member in members if member is not None}
         return difference(texts | {self.rank: str(self.answers)})
 
     def confirm(self, number: int) -> None:
-        """Publishes this rank's answer to a question, and looks at those of other ranks.
+        """Publishes this rank's answer to a question, and compares the answers of other ranks.
 
-        A rank that answered differently publishes it with its next heartbeat. One that is slow isn't
-        waited for: its watchdog will see the answers, too.
+        A rank that answered differently publishes its answer with its next heartbeat. A slow rank isn't
+        waited for: its watchdog will compare the answers, too.
+
+        Args:
+            number: the number of the question, as `Answers` counts them.
 
         Raises:
             TaskError: another rank has answered differently.
         """
-        ranks = range(self.world_size)
-        if self.world_size > _MOST_ASKED:  # each asks the next one, or rank 0 would wait for all
-            ranks = range(self.rank + 1, self.rank + 2)
+        asked_ranks = set(range(self.world_size)) - {self.rank}
+        if self.world_size > _MAX_RANKS_ASKED:
+            # Each rank asks the next rank: asking all would take as many reads as there are ranks.
+            asked_ranks = {(self.rank + 1) % self.world_size}
         texts = {self.rank: str(self.answers)}
 
         def has_answered_too(rank: int) -> bool:
@@ -235,13 +252,13 @@ class Bulletin:
 
         try:
             self.beat()
-            for rank in {rank % self.world_size for rank in ranks} - {self.rank}:
+            for rank in asked_ranks:
                 wait_until(functools.partial(has_answered_too, rank), _HEARTBEATS_S, poll_s=0.002)
-            found = self.difference() if difference(texts) is not None else None
+            different = self.difference() if difference(texts) is not None else None
         except RuntimeError:  # the store is gone; the watchdog ends this process
             return
-        if found is not None:
-            raise answered_differently(found, self.answers, self.layout)
+        if different is not None:
+            raise answered_differently(different, self.answers, self.layout)
 
     def finish(self) -> None:
         """Announces that this rank has finished."""
@@ -264,7 +281,7 @@ class Bulletin:
         return True
 
     def part(self) -> None:
-        """Disconnects when all ranks have finished; the rank that hosts the store goes last."""
+        """Announces that this rank no longer needs the store; rank 0, which may host it, goes last."""
         num_gone = functools.partial(self._store.add, f"{self._attempt}/num_gone")
         if self.rank:
             num_gone(1)
@@ -281,26 +298,26 @@ class Bulletin:
         return f"{self._attempt}/done/{rank}"
 
     def _failure(self, values: Any) -> Failure | None:
-        """Returns a failure that was read, safe to print; None unless a rank can have posted it."""
+        """Returns a failure from the store, with text safe to print; None if its values are invalid."""
         failure = _record(Failure, values)
         if failure is None or failure.rank not in range(self.world_size):
             return None
         if failure.reported_by not in range(self.world_size) or not 0 < failure.status < 256:
             return None
         return replace(
-            failure, line=one_line(failure.line), details=plain(failure.details[:_MOST_CHARS])
+            failure, line=one_line(failure.line), details=plain(failure.details[:_MAX_CHARS])
         )
 
 
 def bulletin() -> Bulletin | None:
-    """Returns this process's bulletin; None for a single process, or without a reachable store."""
+    """Returns the bulletin of this process; None for a single process, or if no store is reachable."""
     return _connected(os.getpid()) if in_ranks() else None
 
 
 def wait_until(
     condition: Callable[[], bool], seconds: float, *, poll_s: float = _POLL_STORE_S
 ) -> bool:
-    """Polls a condition; returns whether it became true in time."""
+    """Polls a condition for up to `seconds`; returns whether it became true."""
     end = time.monotonic() + seconds
     while not (is_true := condition()) and time.monotonic() < end:
         time.sleep(poll_s)
@@ -315,37 +332,39 @@ def _connected(_pid: int) -> Bulletin | None:
         rank = int(os.environ["RANK"])
         world_size = int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError, RuntimeError, OSError):
-        return None  # the group was made in another way, which tells of no store
+        return None  # the process group was created without the environment variables of a store
     return Bulletin(store, rank, world_size, attempt(), token_of_run())
 
 
 def _values(failure: Failure) -> list[Any]:
-    return [*astuple(replace(failure, details=failure.details[:_MOST_CHARS]))]
+    return [*astuple(replace(failure, details=failure.details[:_MAX_CHARS]))]
 
 
 def _record(kind: type[Record], values: Any) -> Record | None:
-    """Returns a record that was read; None if it hasn't the fields of its kind."""
-    types = [_TYPES[str(each.type)] for each in fields(kind)]
+    """Returns a record from values in the store; None unless they have the types of its fields."""
+    types = [_TYPES[str(field.type)] for field in fields(kind)]
     if not isinstance(values, list) or [type(value) for value in values] != types:
         return None
     return kind(*values)
 
 
+# Annotations are strings in this module (`from __future__ import annotations`).
 _TYPES = {"int": int, "str": str, "bool": bool}
 
 
 def neighbours(board: Bulletin) -> list[Neighbour]:
-    """Returns the neighbours of this process's rank."""
+    """Returns the next ranks in the ring of this machine and in the ring of all ranks."""
     rank = board.rank
     world_size = board.world_size
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     next_here = rank - local_rank + (local_rank + 1) % num_here
-    return [Neighbour(board, one) for one in {next_here, (rank + 1) % world_size} - {rank}]
+    next_ranks = {next_here, (rank + 1) % world_size} - {rank}
+    return [Neighbour(board, next_rank) for next_rank in next_ranks]
 
 
 class Neighbour:
-    """A rank that is watched, by its record on the board."""
+    """A rank that this rank watches through its record on the board."""
 
     def __init__(self, board: Bulletin, rank: int) -> None:
         self._board = board
@@ -356,57 +375,62 @@ class Neighbour:
 
     @property
     def answers(self) -> dict[int, str]:
-        """Its answers to the loop's questions at the last look, by its rank."""
+        """The neighbour's answers at the last look, by its rank; {} before it has a record."""
         return {} if self._member is None else {self._rank: self._member.answers}
 
     def look(self) -> Failure | None:
-        """Reads its record; returns a failure if it has ended, or hasn't run for the timeout."""
+        """Reads the neighbour's record; returns a failure if it has ended, or stood still for the timeout."""
         member = self._board.member(self._rank)
-        previous = self._member
-        now = time.monotonic()
-        looked_at = self._looked_at
+        previous_member = self._member
+        current_time = time.monotonic()
+        seconds_since_look = current_time - self._looked_at
         self._member = member
-        self._looked_at = now
-        # While this process was stopped itself, its neighbour may have been, too.
-        self._still_s = (
-            self._still_s + min(now - looked_at, 2 * POLL_S) if member == previous else 0
-        )
+        self._looked_at = current_time
+        if member == previous_member:
+            # Limited, since this process may have been stopped itself, and its neighbour with it.
+            self._still_s += min(seconds_since_look, 2 * POLL_S)
+        else:
+            self._still_s = 0.0
         if member is None or not member.is_inside:
             return None
         if member.is_here and not _is_running(member.pid):
             return self._gone(member)
         if self._still_s > timeout_s():
-            what = f"its process {member.pid} hasn't run for {self._still_s:.0f} s"
-            why = "it is stopped, or in a call that holds the GIL"
-            return self._failure(f"{what}: {why}")
+            return self._failure(
+                f"its process {member.pid} hasn't run for {self._still_s:.0f} s: it is stopped, or in "
+                "a call that holds the GIL"
+            )
         return None
 
     def end_if_still(self) -> None:
-        """Kills the rank and its children if it can't exit by itself."""
+        """Kills the neighbour and its child processes if it can't exit on its own."""
         member = self._member
         if member is None or not (member.is_inside and member.is_here):
             return
-        if self._still_s < _STILL_S or wait_until(
-            lambda: self._board.member(self._rank) != member, POLL_S
-        ):
+        if self._still_s < _STILL_S:
             return
+        if wait_until(lambda: self._board.member(self._rank) != member, POLL_S):
+            return  # a heartbeat has come
         kill_rank(member.pid, self._rank)
 
-    def _gone(self, seen: Member) -> Failure | None:
+    def _gone(self, last_member: Member) -> Failure | None:
+        """Returns the failure of a neighbour whose process has ended; None if it ended normally."""
         member = self._board.member(self._rank)
         if member is None or not member.is_inside:
-            return None  # it left in order, between the two looks
-        members = self._board.members()
-        lines = ((self._board.label(rank), one.line) for rank, one in members.items() if one)
-        locations = [f"rank {name} {line}" for name, line in lines if line]
-        before = f"; before that: {'; '.join(locations)}" if locations else ""
-        what = f"its process {seen.pid} is gone without a word"
-        if (found := self._board.difference()) is not None:
-            before = f"; before that: {found.text(self._board.layout)}"
-        return self._failure(f"{what}{before}")
+            return None  # it left the block after its record was read
+        problem = f"its process {last_member.pid} ended without reporting an error"
+        if (different := self._board.difference()) is not None:
+            return self._failure(f"{problem}; before that: {different.text(self._board.layout)}")
+        positions = []
+        for rank, member in self._board.members().items():
+            if member is not None and member.line:
+                positions.append(f"rank {self._board.label(rank)} {member.line}")
+        if positions:
+            problem += f"; before that: {'; '.join(positions)}"
+        return self._failure(problem)
 
-    def _failure(self, what: str) -> Failure:
-        line = f"rank {self._board.label(self._rank)}: {what}"
+    def _failure(self, problem: str) -> Failure:
+        line = f"rank {self._board.label(self._rank)}: {problem}"
         return Failure(self._rank, line, reported_by=self._board.rank)
 
 
@@ -418,10 +442,11 @@ def _is_running(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except OSError:  # not allowed here
+    except OSError:  # forbidden, as in some containers
         return is_alive(pid)
     try:
         poll = select.poll()
+        # The descriptor becomes readable when the process ends, even if no parent waits for it.
         poll.register(descriptor, select.POLLIN)
         return not poll.poll(0)
     finally:
@@ -430,31 +455,38 @@ def _is_running(pid: int) -> bool:
 
 @functools.cache
 def attempt() -> str:
-    """Returns the name of this attempt, the same on all its ranks; collective in torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or _is_held_by_a_rank():
-        return "0"  # no launcher but torchrun starts ranks again; rank 0's store ends with it
+    """Returns the name of this attempt, the same on all its ranks. Collective under torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or _is_hosted_by_rank_0():
+        return "0"  # only torchrun restarts ranks, and a store of rank 0 doesn't outlive an attempt
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     return agree(connect(timedelta(seconds=timeout_s())), rank, world_size, timeout_s())
 
 
 def connect(patience: timedelta) -> TCPStore:
-    """Connects to the store of these ranks, which torchrun or rank 0 hosts; raises as torch does."""
+    """Connects to the store of the ranks, which torchrun or rank 0 hosts.
+
+    Args:
+        patience: how long to wait for torchrun's store, and later for each read.
+
+    Raises:
+        RuntimeError: the store can't be reached in time (torch's DistNetworkError and others).
+    """
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
-    if not _is_held_by_a_rank():
+    if not _is_hosted_by_rank_0():
         return TCPStore(host, port, is_master=False, timeout=patience)
-    holds = os.environ["RANK"] == "0"
-    # torch's own rendezvous finds the store of this process, and shares it.
-    seconds = timedelta(seconds=timeout_s())
-    if holds:
+    is_host = os.environ["RANK"] == "0"
+    timeout = timedelta(seconds=timeout_s())
+    if is_host:
         host_on_loopback(host, port)
-    store = TCPStore(host, port, is_master=holds, multi_tenant=True, timeout=seconds)
+    # With `multi_tenant` the rendezvous of torch in this process shares the server of this store.
+    store = TCPStore(host, port, is_master=is_host, multi_tenant=True, timeout=timeout)
     store.set_timeout(patience)
     return store
 
 
-def _is_held_by_a_rank() -> bool:
+def _is_hosted_by_rank_0() -> bool:
     """Returns whether rank 0 hosts the store: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
 
@@ -466,7 +498,13 @@ def is_host_of_store() -> bool:
 
 
 def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
-    """Returns a name for these ranks that earlier ranks in the same store don't have."""
+    """Returns a name for this attempt that differs from those of earlier attempts in the store.
+
+    Collective: rank 0 proposes a name, and continues when every other rank has answered it.
+
+    Raises:
+        EventloopError: a rank is missing after `seconds`.
+    """
     end = time.monotonic() + seconds
     records = SealedRecords(store, token_of_run())
     if rank == 0:
@@ -479,19 +517,19 @@ def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
     name = ""
     while not (name and store.check([f"{name}/go"])):
         _wait(end, seconds, f"rank {rank} waits for rank 0 to start")
-        newest = str(records.read(_NAME) or "")
-        # The name of an earlier attempt has been answered by that attempt's rank.
-        if newest != name and store.add(f"{newest}/answer/{rank}", 1) == 1:
-            store.add(f"{newest}/num_answers", 1)
-            name = newest
+        newest_name = str(records.read(_NAME) or "")
+        # The name may still be an earlier attempt's, which that attempt's rank has answered already.
+        if newest_name != name and store.add(f"{newest_name}/answer/{rank}", 1) == 1:
+            store.add(f"{newest_name}/num_answers", 1)
+            name = newest_name
     return name
 
 
-def _wait(end: float, seconds: float, what: str) -> None:
+def _wait(end: float, seconds: float, progress: str) -> None:
     if time.monotonic() > end:
         raise EventloopError(
-            f"{what}, and no more in {seconds:g} s",
-            fix=f"see what the other ranks wrote, or set {TIMEOUT_VARIABLE} to more seconds",
+            f"{progress}, and no more in {seconds:g} s",
+            fix=f"check the output of the other ranks, or set {TIMEOUT_VARIABLE} to more seconds",
         )
     time.sleep(_POLL_STORE_S)
 

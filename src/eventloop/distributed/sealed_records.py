@@ -1,7 +1,7 @@
-"""Records in a store that anyone who reaches its port can write to: sealed with the run's token.
+"""Records in a store to which other processes may write, sealed with the token of the run.
 
-A record without a valid seal reads as if it weren't there. Without a token, as under torchrun, the
-seal proves nothing; the form of a record is checked in either case.
+A record without a valid seal is treated as missing. Without a token, as under torchrun, any process
+could compute the seal; the readers check the types of a record in either case.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, not
 from eventloop.config.value_sources import TOKEN_VARIABLE
 
 _SEAL_CHARS = 32
-_MOST_TRIES = 100
+_MAX_TRIES = 100
 
 
 def new_token() -> str:
-    """Returns a token for a run, which only its ranks are told."""
+    """Returns a new secret for a run, to be passed only to its ranks."""
     return os.urandom(32).hex()
 
 
 def token_of_run() -> str:
-    """Returns this run's token: EVENTLOOP_STORE_TOKEN; "" without one."""
+    """Returns this run's token, EVENTLOOP_STORE_TOKEN; "" if it isn't set."""
     return os.environ.get(TOKEN_VARIABLE, "")
 
 
 class SealedRecords:
-    """JSON values in a store, each sealed for its key.
+    """JSON values in a store, each sealed for its key, so that a value can't be copied to another key.
 
     Args:
         token: a secret of all ranks; "" if they have none.
@@ -42,24 +42,26 @@ class SealedRecords:
         self._secret = blake2b(token.encode()).digest()
 
     def write(self, key: str, value: Any) -> None:
-        """Writes a value, in place of any other."""
+        """Writes a value, replacing an existing value."""
         self._store.set(key, self._sealed(key, value))
 
     def write_first(self, key: str, value: Any) -> Any:
-        """Writes a value unless the key has one; returns the value that the key has."""
+        """Writes a value unless the key has a valid value; returns the key's value."""
         sealed = self._sealed(key, value)
         stored = self._store.compare_set(key, "", sealed)
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             if (opened := self._opened(key, stored)) is not None:
                 return opened
-            # What is there isn't of this run: a rank's record takes its place.
+            # The existing value isn't sealed by a rank of this run, and is replaced. Another process may
+            # write again in between, hence the loop.
             stored = self._store.compare_set(key, stored, sealed)  # type: ignore[arg-type]
         return value
 
     def read(self, key: str) -> Any:
-        """Returns the value of a key; None without one, or without a valid seal."""
-        # `get` would wait for a key that isn't there.
-        return self._opened(key, self._store.get(key)) if self._store.check([key]) else None
+        """Returns the value of a key; None if the key is missing or its value has no valid seal."""
+        if not self._store.check([key]):  # `get` would wait for a missing key
+            return None
+        return self._opened(key, self._store.get(key))
 
     def _sealed(self, key: str, value: Any) -> str:
         text = json.dumps(value)

@@ -1,7 +1,7 @@
 """The watchdog: a thread in each rank that ends the process when another rank has failed.
 
-It polls the bulletin while a method of the trainer runs, at no cost to the loop. A rank that waits
-for a failed rank can't be interrupted otherwise.
+It polls the bulletin while a method of the trainer runs, at no cost to the loop. It has to end the
+process because a rank that waits in a collective for a failed rank can't be interrupted.
 """
 
 from __future__ import annotations
@@ -48,21 +48,24 @@ from eventloop.distributed.thread_location import (
 from eventloop.errors import EventloopError, text_of
 from eventloop.signals import is_agreed
 
-# How long a rank that has failed may take to close, before it is ended.
+# How long a rank that has failed may take to run its `close` hooks before it is killed.
 CLOSING_S = 6.0
-# How long a `finally` may wait for other ranks, and any collective for ranks that have gone on.
+# How long a `finally` block may wait in a collective before the exception it holds is reported.
 _HELD_UP_S = 4.0
-_LEFT_ALONE_S = 12.0
-# Long enough for a rank with the same error to leave by itself, and for a report to be written;
-# with a poll by the rank that notices and one by the others, all are gone within 5 s.
+# How long a rank may wait in a collective while all others have begun later batches.
+_LEFT_BEHIND_S = 12.0
+# Long enough for a rank with the same error to exit normally, and for a report to be written. Together
+# with one poll by the rank that notices and one by the others, all processes end within 5 s.
 GRACE_S = 2.5
-# A rank that hasn't beaten for so long, when it was asked, doesn't run.
+# A rank without a heartbeat for this long, after the ranks were asked for their positions, doesn't run.
 _ANSWER_S = 3.0
 _POLL_ANSWER_S = 0.2
 _POLL_DONE_S = 0.1
-# Of the timeout; a rank that hasn't moved for so long tells where it is while it can.
+# Fraction of the timeout after which a rank that hasn't moved publishes its position: at the timeout
+# torch ends the process in C++, and nothing can be published any more.
 _STUCK_FRAC = 0.5
-_LOST = (
+# Texts in errors of gloo and NCCL that follow from the loss of another rank.
+_LOST_RANK_TEXTS = (
     "gloo",
     "NCCL",
     "Application timeout",
@@ -74,19 +77,19 @@ _LOST = (
 
 
 class NotDoneError(EventloopError):
-    """This rank has finished, and another one hasn't within the timeout."""
+    """This rank has finished, but another rank hasn't within the timeout."""
 
 
 @contextmanager
 def watched_command() -> Iterator[None]:
-    """Watches the other ranks while a command runs.
+    """Watches the other ranks while a command runs, and waits until all ranks have finished.
 
-    It waits until all ranks have finished, so that the last one's failure fails the others, too,
-    whatever exit status the launcher reports. From then on the process has a few seconds to end.
+    So a failure of the slowest rank also fails the ranks that finished before it, whichever exit
+    status the launcher reports. Afterwards the process has a few seconds to exit.
 
     Raises:
-        EventloopError: the launcher has already ended.
-        NotDoneError: another rank hasn't finished in time.
+        EventloopError: the launcher's store can't be reached, as the launcher has ended.
+        NotDoneError: another rank hasn't finished within the timeout.
     """
     if (board := bulletin()) is None:
         address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
@@ -100,8 +103,8 @@ def watched_command() -> Iterator[None]:
         seconds = timeout_s()
         if not wait_until(board.all_are_done, seconds, poll_s=_POLL_DONE_S):
             raise NotDoneError(
-                f"another rank isn't done {seconds:g} s after this one",
-                fix=f"set {TIMEOUT_VARIABLE} to more seconds, if that is how long it takes",
+                f"another rank hasn't finished {seconds:g} s after this rank",
+                fix=f"set {TIMEOUT_VARIABLE} to more seconds, if the other rank needs longer",
             )
         board.part()
     limit_end(board.label())
@@ -109,13 +112,13 @@ def watched_command() -> Iterator[None]:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Watches the other ranks while a block runs, and reports its exception to them.
+    """Watches the other ranks while a block runs, and reports the block's exception to them.
 
-    Blocks can be nested: the outermost runs the watchdog.
+    Blocks can be nested: only the outermost starts a watchdog.
     """
     board = bulletin()
     is_nested = board is not None and board.is_inside
-    if board is None or not _reached(board.enter):
+    if board is None or not _reaches_store(board.enter):
         yield
         return
     with nullcontext() if is_nested else _watchdog(board):
@@ -123,27 +126,27 @@ def watched() -> Iterator[None]:
             yield
         except BaseException as error:
             if not is_agreed(error):
-                _reached(functools.partial(post, board, error))
+                _reaches_store(functools.partial(post, board, error))
             raise
 
 
 @contextmanager
 def _watchdog(board: Bulletin) -> Iterator[None]:
-    over = threading.Event()
-    watchdog = _Watchdog(board, over, threading.get_ident())
+    left_block = threading.Event()
+    watchdog = _Watchdog(board, left_block, threading.get_ident())
     threading.Thread(target=watchdog.run, name="eventloop watchdog", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
-        _reached(board.leave)
+        left_block.set()
+        _reaches_store(board.leave)
 
 
-def _reached(call: Callable[[], object]) -> bool:
-    """Calls something that needs the store; returns whether the store was there."""
+def _reaches_store(call: Callable[[], object]) -> bool:
+    """Calls a function that uses the store; returns whether the store could be reached."""
     try:
         call()
-    except RuntimeError:  # it was rank 0's, say, which is gone
+    except RuntimeError:  # the process that hosts the store, such as rank 0, is gone
         return False
     return True
 
@@ -151,85 +154,97 @@ def _reached(call: Callable[[], object]) -> bool:
 def post(board: Bulletin, error: BaseException) -> Failure:
     """Posts an exception for the other ranks; returns the failure that was posted first.
 
-    If another rank's end may have caused it, waits for that rank's report. If no rank posts one,
-    the ranks are waiting for each other, and the error gets a note with where each one is.
+    If the loss of another rank may have caused the exception, waits for that rank's report. If no
+    rank posts a report, the ranks are waiting for each other, and the error gets a note with the
+    position of every rank.
     """
     board.has_failed = True
     is_lost = _lost_another(error)
     if is_lost and not wait_until(lambda: board.first_failure() is not None, GRACE_S):
         _ask_around(board, error)
-    own = _failure(board, error)
-    first = board.post(own)
-    # This rank's watchdog may have posted something before its thread lost another rank.
-    is_own = first.reported_by == board.rank and first.line == own.line
+    failure = _failure(board, error)
+    first_failure = board.post(failure)
+    # The reporting rank isn't enough to recognize this failure: this rank's watchdog may have posted
+    # another failure before the watched thread raised.
+    is_first = first_failure.reported_by == board.rank and first_failure.line == failure.line
     notes = [note for note in getattr(error, "__notes__", []) if note]
-    is_noted = any(first.line in note or first.line.startswith(note) for note in notes)
-    if is_lost and not is_own and not is_noted:
-        error.add_note(f"what came first: {first.line}")
-    return first
+    first_line_text = first_failure.line
+    is_noted = any(first_line_text in note or first_line_text.startswith(note) for note in notes)
+    if is_lost and not is_first and not is_noted:
+        error.add_note(f"first failure: {first_line_text}")
+    return first_failure
 
 
 def _ask_around(board: Bulletin, error: BaseException) -> None:
-    """Asks all ranks where they are, and posts the rank that the others wait for."""
-    before = board.members()
+    """Asks all ranks for their positions, and posts the rank that the others wait for."""
+    old_records = board.members()
     if (question := board.difference()) is not None:
         different = answered_differently(question, board.answers, board.layout)
         error.add_note(text_of(different))
         board.post(_failure(board, different))
         return
-    own = _failure(board, error)
-    if board.post(own).reported_by != board.rank:
+    # Posting is the request: a watchdog that sees a failure publishes its rank's position.
+    failure = _failure(board, error)
+    if board.post(failure).reported_by != board.rank:
         return
 
-    del before[board.rank]
-    after = dict(before)
+    del old_records[board.rank]
+    new_records = dict(old_records)
 
     def have_answered() -> bool:
-        after.update({rank: board.member(rank) for rank in after})
-        return all(one != before[rank] and one and one.line for rank, one in after.items())
+        new_records.update({rank: board.member(rank) for rank in new_records})
+        for rank, member in new_records.items():
+            if member is None or member == old_records[rank] or not member.line:
+                return False
+        return True
 
     wait_until(have_answered, _ANSWER_S, poll_s=_POLL_ANSWER_S)
-    found = {rank: _doing(before[rank], one) for rank, one in after.items()}
-    blamed, doing = _hung(found, board.label)
-    line = f"{doing}; rank {board.label()} waits {line_of_error(error)}"
+    activities = {
+        rank: _activity(old_records[rank], member) for rank, member in new_records.items()
+    }
+    blamed_rank, description = _hung(activities, board.label)
+    line = f"{description}; rank {board.label()} waits {line_of_error(error)}"
     error.add_note(line)
-    board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error)}"))
-    for rank, member in after.items():
-        if not found[rank].runs and member is not None and member.is_here:
+    board.replace(replace(failure, rank=blamed_rank, line=f"{line}: {summary(error)}"))
+    for rank, member in new_records.items():
+        if not activities[rank].runs and member is not None and member.is_here:
             kill_rank(member.pid, rank)
 
 
-class _Doing(NamedTuple):
-    """What a rank is doing: whether its process runs, and a description."""
+class _Activity(NamedTuple):
+    """The activity of a rank: whether its process runs, and a description."""
 
     runs: bool
     text: str
 
 
-def _doing(before: Member | None, after: Member | None) -> _Doing:
-    """Returns what a rank is doing, from its records before and after it was asked."""
-    if after is None:
-        return _Doing(True, "hasn't started")
-    if after == before and after.is_inside:
-        why = f"process {after.pid} is stopped, or in a call that holds the GIL"
-        return _Doing(False, f"doesn't run: {why}")
-    return _Doing(True, f"hangs {after.line}" if after.line else "has left")
+def _activity(old_record: Member | None, new_record: Member | None) -> _Activity:
+    """Returns the activity of a rank, from its records before and after it was asked."""
+    if new_record is None:
+        return _Activity(True, "hasn't started")
+    if new_record == old_record and new_record.is_inside:
+        reason = f"process {new_record.pid} is stopped, or in a call that holds the GIL"
+        return _Activity(False, f"doesn't run: {reason}")
+    return _Activity(True, f"hangs {new_record.line}" if new_record.line else "has left")
 
 
-def _hung(found: dict[int, _Doing], label: Callable[[int], str]) -> tuple[int, str]:
-    """Returns the rank that most likely hangs, and what the others do.
+def _hung(activities: dict[int, _Activity], label: Callable[[int], str]) -> tuple[int, str]:
+    """Returns the rank that most likely hangs, and a description of all activities.
 
-    A rank that doesn't run comes first, then ranks that aren't where most ranks are.
+    A rank that doesn't run is the most suspicious, then a rank whose activity few ranks share.
     """
-    ranks: dict[_Doing, list[int]] = {}
-    for rank, doing in found.items():
-        ranks.setdefault(doing, []).append(rank)
-    order = sorted(ranks.items(), key=lambda item: (item[0].runs, len(item[1])))
-    listed = (
-        f"{'ranks' if len(who) > 1 else 'rank'} {', '.join(map(label, who))}: {doing.text}"
-        for doing, who in order
+    ranks_by_activity: dict[_Activity, list[int]] = {}
+    for rank, activity in activities.items():
+        ranks_by_activity.setdefault(activity, []).append(rank)
+    most_suspicious_first = sorted(
+        ranks_by_activity.items(), key=lambda pair: (pair[0].runs, len(pair[1]))
     )
-    return order[0][1][0], "; ".join(listed)
+    descriptions = []
+    for activity, ranks in most_suspicious_first:
+        noun = "ranks" if len(ranks) > 1 else "rank"
+        descriptions.append(f"{noun} {', '.join(map(label, ranks))}: {activity.text}")
+    _, suspects = most_suspicious_first[0]
+    return suspects[0], "; ".join(descriptions)
 
 
 def _failure(board: Bulletin, error: BaseException) -> Failure:
@@ -239,21 +254,26 @@ def _failure(board: Bulletin, error: BaseException) -> Failure:
 
 
 def _lost_another(error: BaseException) -> bool:
-    """Returns whether another rank's end may have caused an exception."""
+    """Returns whether the loss of another rank may have caused an exception."""
     import torch.distributed as dist
 
     cause = error.__cause__ or error
     text = text_of(error)
-    is_gone = isinstance(error, RuntimeError) and any(word in text for word in _LOST)
+    is_gone = isinstance(error, RuntimeError) and any(word in text for word in _LOST_RANK_TEXTS)
     return isinstance(cause, (dist.DistError, NotDoneError)) or is_gone
 
 
 class _Watchdog:
-    """The work of the thread, until `over` is set: the block of the thread `watched` was left."""
+    """The loop of the watchdog thread.
 
-    def __init__(self, board: Bulletin, over: threading.Event, watched: int) -> None:
+    Args:
+        left_block: set when the watched block is left, which ends the loop.
+        watched: `threading.get_ident()` of the thread that runs the block.
+    """
+
+    def __init__(self, board: Bulletin, left_block: threading.Event, watched: int) -> None:
         self._board = board
-        self._over = over
+        self._left_block = left_block
         self._watched = watched
         self._neighbours = neighbours(board)
         self._position: tuple[int, int] | None = None
@@ -264,7 +284,7 @@ class _Watchdog:
     def run(self) -> None:
         """Watches until the block is left; ends the process if a rank has failed."""
         try:
-            while not self._over.wait(POLL_S):
+            while not self._left_block.wait(POLL_S):
                 self._look()
         except RuntimeError:  # the connection to the store is lost
             self._end_without_store()
@@ -272,52 +292,68 @@ class _Watchdog:
     def _look(self) -> None:
         board = self._board
         board.beat(self._line())
-        self._post_what_is_held_up()
-        self._post_what_no_rank_joins()
-        lost = [found for one in self._neighbours if (found := one.look())]
+        self._post_held_up_exception()
+        self._post_abandoned_collective()
+        lost_ranks = []
+        for neighbour in self._neighbours:
+            if (failure := neighbour.look()) is not None:
+                lost_ranks.append(failure)
         self._post_different_answers()
         if self._failure is None:
-            if lost:  # before it is posted: the watched thread may then end this process
+            if (
+                lost_ranks
+            ):  # before posting: the watched thread may end this process once it is posted
                 self._end_neighbours()
-            self._failure = board.first_failure() or (board.post(lost[0]) if lost else None)
+            self._failure = board.first_failure()
+            if self._failure is None and lost_ranks:
+                self._failure = board.post(lost_ranks[0])
             if self._failure is not None:
-                # One that has failed itself may close what it has open, but waits for no other.
+                # A rank that has failed itself gets time for its `close` hooks.
                 grace_s = CLOSING_S if board.has_failed else GRACE_S
                 self._ends_at = time.monotonic() + grace_s
         elif time.monotonic() > self._ends_at:
             self._end(self._failure)
 
-    def _post_what_is_held_up(self) -> None:
-        """Posts an exception that is held by a `finally` block which waits for other ranks."""
+    def _post_held_up_exception(self) -> None:
+        """Posts an exception that can't propagate, as a `finally` block waits for other ranks."""
         if self._board.has_failed or time.monotonic() - self._moved_at < _HELD_UP_S:
             return
         if (error := held_up_in_finally(self._watched)) is not None:
             self._failure = post(self._board, error)
             self._ends_at = time.monotonic()
 
-    def _post_what_no_rank_joins(self) -> None:
-        """Posts that this rank waits in a collective while the others have begun later batches.
+    def _post_abandoned_collective(self) -> None:
+        """Posts that this rank waits in a collective that the other ranks have passed.
 
-        Only the rank whose ring neighbour is ahead reads all records.
+        They have begun later batches, or are at this batch and stuck, too.
         """
-        board = self._board
-        following = board.member((board.rank + 1) % board.world_size) if self._waits() else None
-        if following is None or following.num_batches <= board.num_batches:
+        if not self._waits():
             return
-        others = [one for rank, one in board.members().items() if rank != board.rank]
-        at = [(one.num_batches, bool(one.line)) if one else (-1, True) for one in others]
-        if all(found > (board.num_batches, False) for found in at):
-            error = EventloopError(
-                f"waits {line_of_thread(self._watched)} after {board.num_batches} batches for ranks "
-                f"that have begun a later one, up to {max(at)[0]}",
-                fix=DECIDED_ALONE,
-            )
-            board.post(_failure(board, error))
+        board = self._board
+        # One neighbour is read first: reading the records of all ranks would load the store.
+        next_in_ring = board.member((board.rank + 1) % board.world_size)
+        if next_in_ring is None or next_in_ring.num_batches <= board.num_batches:
+            return
+        latest_batch = 0
+        for rank, member in board.members().items():
+            if rank == board.rank:
+                continue
+            if member is None or member.num_batches < board.num_batches:
+                return
+            if member.num_batches == board.num_batches and not member.line:
+                return  # it is still working on this batch
+            latest_batch = max(latest_batch, member.num_batches)
+        error = EventloopError(
+            f"waits {line_of_thread(self._watched)} after {board.num_batches} batches for ranks "
+            f"that have begun a later batch, up to {latest_batch}",
+            fix=DECIDED_ALONE,
+        )
+        board.post(_failure(board, error))
 
     def _post_different_answers(self) -> None:
         """Posts a question of the loop that this rank and a neighbour have answered differently.
 
-        They have computed different things since, or wait for each other in different collectives.
+        Since then they have computed different values, or wait for each other in different collectives.
         """
         board = self._board
         if self._failure is not None or not board.is_inside:
@@ -325,20 +361,22 @@ class _Watchdog:
         texts = {board.rank: str(board.answers)}
         for neighbour in self._neighbours:
             texts |= neighbour.answers
-        if difference(texts) is not None and (found := board.difference()) is not None:
-            error = answered_differently(found, board.answers, board.layout)
+        if difference(texts) is None:
+            return
+        # A neighbour differs, so reading the records of all ranks is worth it.
+        if (difference_of_all := board.difference()) is not None:
+            error = answered_differently(difference_of_all, board.answers, board.layout)
             board.post(_failure(board, error))
 
     def _waits(self) -> bool:
-        """Returns whether the thread has been in a collective for long."""
-        is_still = time.monotonic() - self._moved_at > _LEFT_ALONE_S
+        """Returns whether the watched thread has been in a collective for `_LEFT_BEHIND_S`."""
+        is_still = time.monotonic() - self._moved_at > _LEFT_BEHIND_S
         return is_still and waits_in_collective(self._watched)
 
     def _line(self) -> str:
-        """Returns where the watched thread is, if it has been there for long or a rank has failed.
+        """Returns the position of the watched thread, if it is stuck or a rank has failed; else "".
 
-        It is posted before a timeout ends the process in C++. Reads one frame, without stopping
-        the thread.
+        Reads a single frame, without stopping the thread.
         """
         frame = sys._current_frames().get(self._watched)
         position = None if frame is None else (id(frame), frame.f_lasti)
@@ -350,21 +388,21 @@ class _Watchdog:
         return line_of_thread(self._watched) if is_stuck else ""
 
     def _end(self, failure: Failure) -> None:
-        """Ends the process, and neighbours that can't end themselves, once the failure is reported."""
+        """Reports the failure, then ends neighbours that can't end themselves, and this process."""
         board = self._board
-        if board.claim():
+        if board.claim():  # a single rank writes the report
             tell((board.first_failure() or failure).report)
             board.set_reported()
         self._end_neighbours()
-        if not self._over.is_set():
+        if not self._left_block.is_set():
             end_process(failure.status)
 
     def _end_neighbours(self) -> None:
-        for one in self._neighbours:
-            one.end_if_still()
+        for neighbour in self._neighbours:
+            neighbour.end_if_still()
 
     def _end_without_store(self) -> None:
-        if not self._over.wait(GRACE_S):
+        if not self._left_block.wait(GRACE_S):
             line = f"rank {self._board.label()}: the process that held the ranks' store is gone"
             tell(f"{line}: the launcher, or rank 0\n")
             end_process(1)

@@ -1,8 +1,8 @@
-"""File system operations for checkpoints: the few that change it, and safe reads, of JSON too.
+"""File system operations for checkpoints: the few that change files, and safe reads, including JSON.
 
 Checkpoints change the disk only through `make_folder`, `create`, `write`, `sync`, `sync_folder`,
-`rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two of
-them replaces these and nothing else.
+`rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two
+operations replaces only these functions.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from typing import Any, NoReturn, Self
 
 CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
 MAX_JSON_BYTES = 32 * 2**20
-# Each takes up to about 200 bytes as Python's objects.
+# An item takes up to about 200 bytes as a Python object: MAX_JSON_BYTES alone would allow a gigabyte.
 MAX_JSON_ITEMS = 300_000
-# Windows has neither, nor files that wait when they are opened.
+# O_NONBLOCK keeps `open` from waiting for the other end of a pipe. Windows has neither flag, and no
+# files whose opening blocks.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 CAREFUL: int = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
-# What changes the file system; OSError is the caller's. A name is relative to the folder `at`, a
-# descriptor, where that is given.
+# Operations that change the file system. They don't handle OSError. With `dir_fd`, the descriptor of
+# an open folder, paths are relative to that folder.
 
 
-def make_folder(path: Path | str, at: int | None = None) -> None:
-    """Creates a folder; fails if it exists."""
-    os.mkdir(path, dir_fd=at)
+def make_folder(path: Path | str, dir_fd: int | None = None) -> None:
+    """Creates a folder; raises FileExistsError if it exists."""
+    os.mkdir(path, dir_fd=dir_fd)
 
 
-def create(path: Path | str, at: int | None = None) -> int:
-    """Creates a file and returns its descriptor; fails if it exists."""
+def create(path: Path | str, dir_fd: int | None = None) -> int:
+    """Creates a file and returns its descriptor; raises FileExistsError if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFUL
-    return os.open(path, flags, 0o666, dir_fd=at)
+    return os.open(path, flags, 0o666, dir_fd=dir_fd)
 
 
 def write(descriptor: int, data: memoryview) -> None:
     """Writes all of the data."""
-    while data:
-        data = data[os.write(descriptor, data) :]
+    while data:  # `os.write` may write only the beginning, such as when the disk is almost full
+        num_written = os.write(descriptor, data)
+        data = data[num_written:]
 
 
 def sync(descriptor: int) -> None:
@@ -51,9 +53,9 @@ def sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def sync_folder(path: Path | str, at: int | None = None) -> None:
+def sync_folder(path: Path | str, dir_fd: int | None = None) -> None:
     """Syncs a folder's entries to disk, if the system supports it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -68,14 +70,14 @@ def rename(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def replace(source: Path | str, target: Path | str, at: int | None = None) -> None:
-    """Renames a file atomically, replacing another one with the new name."""
-    os.replace(source, target, src_dir_fd=at, dst_dir_fd=at)
+def replace(source: Path | str, target: Path | str, dir_fd: int | None = None) -> None:
+    """Renames a file atomically, replacing an existing file of the new name."""
+    os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
-def remove_file(path: Path | str, at: int | None = None) -> None:
+def remove_file(path: Path | str, dir_fd: int | None = None) -> None:
     """Removes a file or a link, not the link's target."""
-    os.unlink(path, dir_fd=at)
+    os.unlink(path, dir_fd=dir_fd)
 
 
 def remove_empty(path: Path) -> None:
@@ -83,38 +85,40 @@ def remove_empty(path: Path) -> None:
     path.rmdir()
 
 
-# Made of these
+# Operations built from the ones above, and reads
 
 
-def open_folder(path: Path | str, at: int | None = None) -> int:
-    """Opens a folder and returns its descriptor; with `at`, follows no link."""
+def open_folder(path: Path | str, dir_fd: int | None = None) -> int:
+    """Opens a folder and returns its descriptor; with `dir_fd`, follows no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    return os.open(path, flags if at is None else flags | NO_FOLLOW, dir_fd=at)
+    if dir_fd is not None:
+        flags |= NO_FOLLOW
+    return os.open(path, flags, dir_fd=dir_fd)
 
 
 def name_under_way(name: str) -> str:
-    """Returns the name under which `replace_file` writes a file."""
+    """Returns the temporary name under which `replace_file` writes a file."""
     return f".{name}.new"
 
 
-def replace_file(path: Path | str, data: bytes, at: int | None = None) -> None:
-    """Writes a file and replaces another one atomically; follows no link."""
+def replace_file(path: Path | str, data: bytes, dir_fd: int | None = None) -> None:
+    """Writes a file, atomically replacing an existing file; follows no link."""
     path = Path(path)
-    new = path.with_name(name_under_way(path.name))
+    temporary = path.with_name(name_under_way(path.name))
     with contextlib.suppress(FileNotFoundError):
-        remove_file(new, at)  # of a process that was killed
-    with NewFile(new, at) as file:
+        remove_file(temporary, dir_fd)  # left behind by a process that was killed
+    with NewFile(temporary, dir_fd) as file:
         file.write(data)
-    replace(new, path, at)
-    sync_folder(path.parent, at)
+    replace(temporary, path, dir_fd)
+    sync_folder(path.parent, dir_fd)
 
 
 def make_folders(path: Path) -> None:
-    """Creates a folder and missing parents, synced to disk."""
+    """Creates a folder and its missing parents, and syncs them to disk."""
     if path.is_dir():
         return
     make_folders(path.parent)
-    with contextlib.suppress(FileExistsError):  # another process was faster
+    with contextlib.suppress(FileExistsError):  # another process created it first
         make_folder(path)
     sync_folder(path.parent)
 
@@ -124,8 +128,8 @@ def remove_tree(path: Path) -> None:
     if not stat.S_ISDIR(path.lstat().st_mode):
         remove_file(path)
         return
-    for entry in sorted(os.scandir(path), key=lambda one: one.name):
-        if entry.is_dir(follow_symlinks=False):  # not ours: a checkpoint has none
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):  # not ours: a checkpoint has no subfolders
             shutil.rmtree(entry.path)
         else:
             remove_file(Path(entry.path))
@@ -133,12 +137,12 @@ def remove_tree(path: Path) -> None:
 
 
 class NewFile:
-    """A file being written: counts and digests its bytes; synced when its `with` block ends."""
+    """A new file, whose bytes are counted and digested; synced when its `with` block ends normally."""
 
-    def __init__(self, path: Path, at: int | None = None) -> None:
+    def __init__(self, path: Path, dir_fd: int | None = None) -> None:
         self.num_bytes = 0
         self._sha256 = hashlib.sha256()
-        self._descriptor = create(path, at)
+        self._descriptor = create(path, dir_fd)
 
     def __enter__(self) -> Self:
         return self
@@ -152,40 +156,42 @@ class NewFile:
 
     def write(self, data: bytes | memoryview) -> None:
         """Appends bytes."""
-        rest = memoryview(data)
-        for start in range(0, len(rest), CHUNK_BYTES):
-            chunk = rest[start : start + CHUNK_BYTES]
+        view = memoryview(data)
+        for start in range(0, len(view), CHUNK_BYTES):
+            chunk = view[start : start + CHUNK_BYTES]
             write(self._descriptor, chunk)
             self._sha256.update(chunk)
             self.num_bytes += len(chunk)
 
     def digest(self) -> str:
-        """Returns the SHA-256 of all that was written, in hexadecimal digits."""
+        """Returns the SHA-256 of the bytes written so far, in hexadecimal digits."""
         return self._sha256.hexdigest()
 
 
 class OldFile:
     """A file that is read once, from beginning to end, and digested while reading.
 
-    Never follows a link, waits for a pipe, or reads beyond the initial size. It raises
-    CorruptFileError for anything but a readable regular file.
+    It never follows a link, waits for a pipe, or reads beyond the initial size.
+
+    Raises:
+        CorruptFileError: the path isn't a readable regular file, or the file ends early.
     """
 
     def __init__(self, path: Path) -> None:
         self._sha256 = hashlib.sha256()
         try:
-            # A device may do something when it is opened.
+            # Checked before opening, too: opening a device can have side effects.
             _check_regular(path.lstat())
             self._descriptor = os.open(path, os.O_RDONLY | CAREFUL)
         except OSError as error:
             raise CorruptFileError(f"it can't be read: {error.strerror}") from error
         try:
-            there = os.fstat(self._descriptor)
-            _check_regular(there)
+            status = os.fstat(self._descriptor)
+            _check_regular(status)
         except BaseException:
             os.close(self._descriptor)
             raise
-        self.num_bytes = self.num_left = there.st_size
+        self.num_bytes = self.num_left = status.st_size
 
     def __enter__(self) -> Self:
         return self
@@ -213,29 +219,29 @@ class OldFile:
             buffer = buffer[num_read:]
 
     def read(self, num_bytes: int) -> bytes:
-        """Reads exactly so many bytes; the caller has checked that the file has them."""
+        """Reads exactly `num_bytes` bytes; raises CorruptFileError if fewer are left."""
         if num_bytes > self.num_left:
             raise CorruptFileError(
-                f"it ends after {self.num_bytes:,} bytes, in the middle of something"
+                f"it ends after {self.num_bytes:,} bytes, in the middle of its content"
             )
         buffer = bytearray(num_bytes)
         self.fill(memoryview(buffer))
         return bytes(buffer)
 
     def read_json(self) -> bytes:
-        """Reads all of a file of JSON; raises CorruptFileError if it is too large for one."""
+        """Reads the rest of a JSON file; raises CorruptFileError if it exceeds MAX_JSON_BYTES."""
         if self.num_bytes > MAX_JSON_BYTES:
             raise CorruptFileError(f"it has {self.num_bytes:,} bytes")
         return self.read(self.num_left)
 
     def skip(self) -> None:
-        """Reads the rest, for the digest."""
+        """Reads the rest of the file into the digest, without keeping it."""
         buffer = memoryview(bytearray(min(CHUNK_BYTES, self.num_left)))
         while self.num_left:
             self.fill(buffer[: self.num_left])
 
     def digest(self) -> str:
-        """Returns the SHA-256 of all that was read, in hexadecimal digits."""
+        """Returns the SHA-256 of the bytes read so far, in hexadecimal digits."""
         return self._sha256.hexdigest()
 
     def _fill(self, buffer: memoryview) -> None:
@@ -251,38 +257,39 @@ class OldFile:
 
 
 def num_bytes_of(path: Path) -> int:
-    """Returns the size of a regular file; raises CorruptFileError if there is none."""
+    """Returns the size of a regular file; raises CorruptFileError if the path isn't one."""
     try:
-        there = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise CorruptFileError(f"it can't be read: {error.strerror}") from error
-    _check_regular(there)
-    return there.st_size
+    _check_regular(status)
+    return status.st_size
 
 
 def num_free_bytes(path: Path) -> int:
-    """Returns the bytes free for this user where a folder is, or will be."""
-    there = next(one for one in (path, *path.absolute().parents) if one.is_dir())
-    return shutil.disk_usage(there).free
+    """Returns how many bytes are free for this user on the disk where a folder is, or will be."""
+    existing_folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    return shutil.disk_usage(existing_folder).free
 
 
 def require_space(path: Path, num_bytes: int) -> None:
-    """Raises OSError (ENOSPC) if fewer bytes are free where a folder is, or will be."""
+    """Raises OSError (ENOSPC) if fewer than `num_bytes` are free where a folder is, or will be."""
     if num_free_bytes(path) < num_bytes:
         raise OSError(errno.ENOSPC, "there isn't enough space")
 
 
-def _check_regular(there: os.stat_result) -> None:
-    if stat.S_ISLNK(there.st_mode):
+def _check_regular(status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise CorruptFileError("it is a link to somewhere else")
-    if not stat.S_ISREG(there.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CorruptFileError("it is not a regular file")
-    # To digest a terabyte of nothing would take an hour. Some file systems report no blocks at all.
-    stored = 512 * getattr(there, "st_blocks", 0)
-    has_holes = 0 < stored < there.st_size // 1000
-    if has_holes and there.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    # Digesting a sparse file of a terabyte would take an hour. A file system that reports no blocks
+    # (0) proves nothing.
+    stored = 512 * getattr(status, "st_blocks", 0)
+    has_holes = 0 < stored < status.st_size // 1000
+    if has_holes and status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise CorruptFileError(
-            f"of its {there.st_size:,} bytes only {stored:,} are stored, the rest are holes"
+            f"of its {status.st_size:,} bytes only {stored:,} are stored, the rest are holes"
         )
 
 
@@ -292,8 +299,8 @@ class CorruptFileError(Exception):
     `checkpoint_files` turns it into a `CheckpointError`; `store` continues with the next checkpoint.
 
     Args:
-        reason: what is wrong, without the name of the file.
-        fix: what to do, if not to use another checkpoint.
+        reason: the fault, without the name of the file.
+        fix: advice for the user; "" if the only way out is another checkpoint.
     """
 
     def __init__(self, reason: str, fix: str = "") -> None:
@@ -301,19 +308,23 @@ class CorruptFileError(Exception):
         self.fix = fix
 
     def of(self, name: str) -> CorruptFileError:
-        """Returns the same error with the name of its file."""
+        """Returns this error with the name of the file prepended."""
         return CorruptFileError(f"{name}: {self}", self.fix)
 
 
 def to_json(value: Any, max_items: int = MAX_JSON_ITEMS) -> bytes:
-    """Encodes a value as standard JSON in ASCII; raises CorruptFileError if `from_json` would."""
+    """Encodes a value as standard JSON in ASCII.
+
+    Raises:
+        CorruptFileError: the JSON is larger than `from_json` accepts.
+    """
     data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     _check_json_size(data, max_items)
     return data
 
 
 def from_json(data: bytes, max_items: int = MAX_JSON_ITEMS, encoding: str = "ascii") -> Any:
-    """Decodes JSON; raises CorruptFileError if it isn't that, too large or nested too deeply."""
+    """Decodes JSON; raises CorruptFileError if it is malformed, too large or nested too deeply."""
     _check_json_size(data, max_items)
     try:
         return json.loads(data.decode(encoding), parse_constant=_refuse)
@@ -326,7 +337,8 @@ def from_json(data: bytes, max_items: int = MAX_JSON_ITEMS, encoding: str = "asc
 
 
 def _check_json_size(data: bytes, max_items: int) -> None:
-    # Text counts, too: to tell it apart would take longer than to refuse a few files more.
+    # Counts commas and brackets within strings, too: telling them apart would need a parser, and this
+    # check must be cheap and come before parsing.
     num_items = data.count(b",") + data.count(b"{") + data.count(b"[")
     limits = ((len(data), MAX_JSON_BYTES, "bytes"), (num_items, max_items, "items"))
     for number, limit, unit in limits:

@@ -1,4 +1,4 @@
-"""Permissions of written files: some libraries create files that their owner alone can read."""
+"""Permissions of written files: some libraries create files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from eventloop.files import disk
 
 
 def apply_umask(path: str | Path) -> None:
-    """Sets the permissions of a file, or of all files in a folder, to those of a new file there.
+    """Sets the permissions of a file, or of all files in a folder, to those a new file there would get.
 
-    Files that the user can't change, links and what isn't a regular file stay as they are.
+    Executable files stay executable. Links, anything that isn't a regular file, and files that the
+    user can't change are left as they are.
     """
     path = Path(path)
     if path.is_symlink():
@@ -31,14 +32,15 @@ def _apply(path: Path, mode: int | None) -> None:
     with suppress(OSError):
         status = path.lstat()
         if mode is not None and stat.S_ISREG(status.st_mode):
-            # What is executable stays so.
-            path.chmod(mode | (status.st_mode & 0o111))
+            executable_bits = status.st_mode & 0o111
+            path.chmod(mode | executable_bits)
 
 
 def _new_file_mode(folder: Path) -> int | None:
-    """Returns the permissions of a new file; None if none can be created.
+    """Returns the permissions of a new file in a folder; None if no file can be created there.
 
-    A file shows them; `os.umask` would change those of other threads' files in the meantime.
+    It creates a file and looks: reading the umask means setting it, `os.umask`, which would change
+    the permissions of files that other threads create at that moment.
     """
     probe = folder / f".{os.urandom(8).hex()}.new"
     try:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Announcements:
-    """Writes each line once, on rank 0; nothing where a command prints the lines itself.
+    """Writes each line once, on rank 0; writes nothing if a command prints the lines itself.
 
     Args:
-        state: of the run.
-        makes_folder: whether the folder of the run is a new one with a name that the user doesn't know.
+        state: the run's state.
+        makes_folder: whether the run creates a folder with a generated name, unknown to the user.
 
     Attributes:
         by_command: whether a command prints header and result.
@@ -34,9 +34,9 @@ class Announcements:
             sys.stderr.writelines(f"eventloop: {one_line(line)}\n" for line in lines)
 
     def folder(self) -> None:
-        """Writes where the files of the run are, as soon as there are any.
+        """Writes the path of the run's folder, as soon as the folder exists.
 
-        A run whose plugins write nothing has no folder.
+        The folder is created with its first file: a run whose plugins write nothing has none.
         """
         run_dir = self._state.run_dir
         if self._makes_folder and run_dir.is_dir():

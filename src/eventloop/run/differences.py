@@ -1,9 +1,9 @@
-"""Differences between a run as it began and as it is started now, and changed hyperparameters."""
+"""Differences between a run when it began and when it is resumed, and changes of hyperparameters."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from eventloop.task.schedule_curves import Schedule
 from eventloop.urls import Place
 
 _NOTHING = "none"
-# What changes neither the weights nor what is known of them.
+# Settings that affect neither the weights nor the results: they may differ when a run is resumed.
 _FREE = frozenset(
     {
         "autoload",
@@ -35,13 +35,13 @@ _FREE = frozenset(
 
 @dataclass(frozen=True)
 class Allowed:
-    """What may differ from the run that a checkpoint is of.
+    """The differences with which a run may be resumed.
 
     Args:
         config_change: whether settings, options, task and optimizers may differ.
-        plugin_change: algorithms whose version may differ.
-        missing_plugin: algorithms that may be missing; their state is carried over.
-        lost_objects: whether the checkpoint may lack objects that the run had made or changed.
+        plugin_change: names of algorithms whose version may differ.
+        missing_plugin: names of algorithms that may be missing; their state is carried over.
+        lost_objects: whether the checkpoint may lack objects that the run had created or changed.
     """
 
     config_change: bool = False
@@ -54,76 +54,89 @@ NOTHING: Allowed = Allowed()
 
 
 def config_differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], section: str
+    old_manifest: Mapping[str, Any], new_manifest: Mapping[str, Any], section: str
 ) -> Iterator[str]:
-    """Yields a line for each changed value in a section of the manifest.
+    """Yields a line for each changed value in a section of the manifest: `settings.seed: 0 -> 1`.
 
-    As in a diff: `settings.seed: 0 -> 1`. Secrets are masked in a manifest, so a changed one makes no
-    difference; that there is one does.
+    Secrets are masked in a manifest: adding or removing a secret is a difference, changing it isn't.
     """
-    before, after = (dict(_flat(section, one.get(section))) for one in (then, now))
-    for key in sorted(before.keys() | after.keys()):
-        # Checkpoints of earlier versions have secrets unmasked.
-        old = shown(key, before.get(key, _NOTHING))
-        new = shown(key, after.get(key, _NOTHING))
+    old_values = dict(_flat(section, old_manifest.get(section)))
+    new_values = dict(_flat(section, new_manifest.get(section)))
+    for key in sorted(old_values.keys() | new_values.keys()):
+        # Masked once more, as checkpoints of earlier versions have secrets unmasked.
+        old = shown(key, old_values.get(key, _NOTHING))
+        new = shown(key, new_values.get(key, _NOTHING))
         if old != new and key.removeprefix("settings.") not in _FREE:
             yield f"{key}: {old} -> {new}"
 
 
-def task_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the changes of a task: its options, and the lines of its file.
+def task_differences(old_task: Mapping[str, Any], new_task: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each changed option of a task, and the changed lines of its file.
 
     Args:
-        then, now: the task in the manifests; empty if it was created in Python.
+        old_task, new_task: the task in the manifests; empty if it was created in Python.
     """
-    before = dict(then)
-    after = dict(now)
-    old = before.pop("source", "")
-    new = after.pop("source", "")
-    if not before or not after:
+    old_values = dict(old_task)
+    new_values = dict(new_task)
+    old_source = old_values.pop("source", "")
+    new_source = new_values.pop("source", "")
+    if not old_values or not new_values:
         return
-    if old and new and old != new:
-        del before["digest"], after["digest"]
-        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
+    if old_source and new_source and old_source != new_source:
+        del old_values["digest"], new_values["digest"]  # the lines say more than the digests
+        lines = difflib.unified_diff(
+            old_source.splitlines(), new_source.splitlines(), n=0, lineterm=""
+        )
         yield from (line for line in lines if not line.startswith(("---", "+++")))
-    yield from config_differences({"task": before}, {"task": after}, "task")
+    yield from config_differences({"task": old_values}, {"task": new_values}, "task")
 
 
 def plugin_differences(
-    then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], allowed: Sequence[str]
+    old_plugins: Sequence[Mapping[str, Any]],
+    new_plugins: Sequence[Mapping[str, Any]],
+    allowed: Sequence[str],
 ) -> tuple[dict[str, str], list[str]]:
-    """Compares algorithms that are active in both.
+    """Compares the algorithms that are active in both lists.
 
     Args:
-        allowed: names of those whose version may differ.
+        allowed: names of algorithms whose version may differ.
 
     Returns:
-        A line for each changed version, by the algorithm's name; and one for each option.
+        A line for each changed version, by the algorithm's name; and a line for each changed option.
     """
-    before = {fold(one["name"]): one for one in then if one["role"] == "algorithm"}
+    old_algorithms = {
+        fold(plugin["name"]): plugin for plugin in old_plugins if plugin["role"] == "algorithm"
+    }
     versions: dict[str, str] = {}
     options: list[str] = []
-    for one in now:
-        if (old := before.get(fold(one["name"]))) is None or one["role"] != "algorithm":
+    for plugin in new_plugins:
+        name = plugin["name"]
+        old_plugin = old_algorithms.get(fold(name))
+        if old_plugin is None or plugin["role"] != "algorithm":
             continue
-        if old["version"] != one["version"] and fold(one["name"]) not in map(fold, allowed):
-            versions[one["name"]] = f"{one['name']}: {old['version']} -> {one['version']}"
-        held = [
-            {key: value for key, value in item["options"].items() if key not in one.get("free", ())}
-            for item in (old, one)
-        ]
-        options += config_differences({one["name"]: held[0]}, {one["name"]: held[1]}, one["name"])
+        old_version = old_plugin["version"]
+        new_version = plugin["version"]
+        if old_version != new_version and fold(name) not in map(fold, allowed):
+            versions[name] = f"{name}: {old_version} -> {new_version}"
+        free = plugin.get("free", ())
+        old_options = _without(old_plugin["options"], free)
+        new_options = _without(plugin["options"], free)
+        options += config_differences({name: old_options}, {name: new_options}, name)
     return versions, options
 
 
+def _without(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
 def accepted(differences: Sequence[str], allowed: Allowed, place: Place) -> Sequence[str]:
-    """Returns the differences from the run of a checkpoint; raises ResumeError if they aren't allowed."""
+    """Returns the differences of a resumed run; raises ResumeError if they aren't allowed."""
     if not differences or allowed.config_change:
         return differences
     raise ResumeError(
         "the run was begun with another configuration",
         **changed_at(place, differences),
-        fix="start it as it was begun, begin a new one in another run_dir, or accept the "
+        fix="restore the configuration, begin a new run in another run_dir, or accept the "
         "change: " + allowing("config_change"),
     )
 
@@ -135,60 +148,83 @@ def changed_at(place: Place, lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings with their paths, without empty mappings and None."""
     if isinstance(value, Mapping) and value:
-        for key, one in value.items():
-            yield from _flat(f"{name}.{key}", one)
+        for key, child in value.items():
+            yield from _flat(f"{name}.{key}", child)
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        for idx, one in enumerate(value):
-            yield from _flat(f"{name}.{idx}", one)
+        for idx, child in enumerate(value):
+            yield from _flat(f"{name}.{idx}", child)
     elif value not in ({}, None):
         yield name, value
 
 
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """Yields the optimizer, the group and the name of each hyperparameter that differs."""
-    for name in then.keys() & now.keys():
-        pairs = zip(then[name]["groups"], now[name]["groups"], strict=True)
-        for idx, (before, after) in enumerate(pairs):
-            yield from ((name, idx, key) for key in after if before.get(key) != after[key])
+def _changed(
+    old_optimizers: Mapping[str, Any], new_optimizers: Mapping[str, Any]
+) -> Iterator[tuple[str, int, str]]:
+    """Yields the optimizer, the group's index and the name of each hyperparameter that differs."""
+    for name in old_optimizers.keys() & new_optimizers.keys():
+        pairs = zip(old_optimizers[name]["groups"], new_optimizers[name]["groups"], strict=True)
+        for idx, (old_group, new_group) in enumerate(pairs):
+            for key in new_group:
+                if old_group.get(key) != new_group[key]:
+                    yield name, idx, key
 
 
-class MadeWith:
-    """Keeps what a run is made with while a checkpoint is loaded: hyperparameters, the microbatch size."""
+class InitialHyperparameters:
+    """Hyperparameters and microbatch size from task and settings, before a checkpoint is loaded.
+
+    Loading replaces them by the values of the checkpoint. If the user has changed values and allows
+    that, `restore` puts these back.
+    """
 
     def __init__(self, state: State) -> None:
         self._microbatch_size = state.microbatch_size
-        optimizers = state.optimizers.items()
-        self._groups = {name: [dict(one) for one in each.param_groups] for name, each in optimizers}
+        self._groups = {
+            name: [dict(group) for group in optimizer.param_groups]
+            for name, optimizer in state.optimizers.items()
+        }
         self._schedulers = [pair for pairs in state.schedulers.values() for pair in pairs]
-        self._courses = [one.course for _, one in self._schedulers if isinstance(one, Schedule)]
+        self._courses = [schedule.course for schedule in self._schedules()]
 
-    def restore(self, state: State, then: Mapping[str, Any]) -> None:
-        """Restores a changed microbatch size and hyperparameters of optimizers, and all schedules.
+    def restore(self, state: State, old_manifest: Mapping[str, Any]) -> None:
+        """Restores a changed microbatch size, changed hyperparameters of optimizers, and all schedules.
 
-        A learning rate keeps the factor that its schedule has reached.
+        A changed learning rate keeps the factor that its schedule has reached.
 
         Args:
-            then: the manifest of the run as it began.
+            old_manifest: the manifest of the run when it began.
         """
-        one, other = (found["settings"]["microbatch_size"] for found in (then, state.manifest))
-        if one != other:
+        old_size = old_manifest["settings"]["microbatch_size"]
+        if old_size != state.manifest["settings"]["microbatch_size"]:
             state.microbatch_size = self._microbatch_size
-        for name, idx, key in _changed(then["optimizers"], state.manifest["optimizers"]):
+        for name, idx, key in _changed(old_manifest["optimizers"], state.manifest["optimizers"]):
             group = state.optimizers[name].param_groups[idx]
-            made = self._groups[name][idx]
-            if key != "lr":
-                group[key] = made[key]
-                continue
-            own = group.get("initial_lr")
-            rate = made.get("initial_lr", made["lr"])
-            group["lr"] = rate * (group["lr"] / own if own else 1.0)
-            if own is not None:
-                group["initial_lr"] = rate
-            for scheduler in (one for of, one in self._schedulers if of == name):
-                for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
-                    if hasattr(one, "base_lrs"):  # SequentialLR and ChainedScheduler have none
-                        one.base_lrs[idx] = rate
-        followed = [one for _, one in self._schedulers if isinstance(one, Schedule)]
-        for schedule, course in zip(followed, self._courses, strict=True):
+            if key == "lr":
+                self._restore_rate(name, idx, group)
+            else:
+                group[key] = self._groups[name][idx][key]
+        for schedule, course in zip(self._schedules(), self._courses, strict=True):
             schedule.follow(course)
+
+    def _restore_rate(self, optimizer_name: str, idx: int, group: dict[str, Any]) -> None:
+        """Restores the learning rate of a loaded parameter group, and the base rate of its schedulers."""
+        new_group = self._groups[optimizer_name][idx]
+        rate = new_group.get("initial_lr", new_group["lr"])
+        loaded_rate = group.get("initial_lr")
+        factor = group["lr"] / loaded_rate if loaded_rate else 1.0
+        group["lr"] = rate * factor
+        if loaded_rate is not None:
+            group["initial_lr"] = rate
+        for name, scheduler in self._schedulers:
+            if name != optimizer_name:
+                continue
+            # SequentialLR and ChainedScheduler have no base_lrs, but schedulers that have (private,
+            # torch 2.13).
+            for inner_scheduler in (scheduler, *getattr(scheduler, "_schedulers", ())):
+                if hasattr(inner_scheduler, "base_lrs"):
+                    inner_scheduler.base_lrs[idx] = rate
+
+    def _schedules(self) -> list[Schedule]:
+        """Returns the schedulers from `eventloop.schedules`, which compute a rate from its course."""
+        return [scheduler for _, scheduler in self._schedulers if isinstance(scheduler, Schedule)]

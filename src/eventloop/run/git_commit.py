@@ -2,8 +2,8 @@
 
 `git status` runs programs that a repository's own configuration names: `core.fsmonitor`, hooks,
 filters that `.gitattributes` selects, `ext::` remotes of a partial clone, and the same again for
-each submodule. The folder may come from a stranger. So status is asked of an empty git directory
-with the index and the objects of the repository, which has no configuration, hooks or remotes.
+each submodule. The folder may not be trustworthy. So `git status` runs in an empty git directory,
+without configuration, hooks or remotes, that refers to the index and the objects of the repository.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _TIMEOUT_S = 5
-# Programs of the user's own configuration that may be named relative to the working directory.
+# Programs that the user's own configuration may name relative to the working directory.
 _WITHOUT_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-# Values of these keys decide which files count as changed; none of them names a program.
+# Keys that decide which files count as changed, and whose values can't name a program.
 _HARMLESS_KEYS = frozenset(
     {
         "core.autocrlf",
@@ -35,7 +35,7 @@ _HARMLESS_KEYS = frozenset(
     }
 )
 _INFO_FILES = ("exclude", "attributes")
-_MOST_INFO_BYTES = 1_000_000
+_MAX_INFO_BYTES = 1_000_000
 _SHA256_DIGITS = 64
 _SHA256_CONFIG = """\
 [core]
@@ -49,29 +49,30 @@ _SHA256_CONFIG = """\
 def git_commit(folder: Path) -> tuple[str | None, bool | None]:
     """Returns the checked-out commit, and whether it has uncommitted changes; None without git.
 
-    Changes inside of submodules don't count. A file that a filter of the repository's own
-    configuration transforms counts as changed once it has been written again.
+    Changes within submodules don't count. A file to which the repository's own configuration applies
+    a filter counts as changed once it has been rewritten, as the filter isn't run.
     """
     git = _git_program()
     if git is None:
         return None, None
     try:
-        # Reads refs only; git checks the owner of the repository (safe.directory) here.
-        lines = _run([git, *_WITHOUT_PROGRAMS, "rev-parse", *_PLACES], folder, {}).splitlines()
+        # `rev-parse` only reads refs. It also checks the owner of the repository (safe.directory), which
+        # `git status` with GIT_DIR doesn't.
+        lines = _run([git, *_WITHOUT_PROGRAMS, "rev-parse", *_QUERIES], folder, {}).splitlines()
     except (OSError, subprocess.SubprocessError):
         return None, None
-    commit, *places = lines
+    commit, *paths = lines
     try:
-        return commit, _is_dirty(git, commit, *(folder / place for place in places))
+        return commit, _is_dirty(git, commit, *(folder / path for path in paths))
     except (OSError, TypeError, ValueError, subprocess.SubprocessError):
         return commit, None
 
 
-_PLACES = ("HEAD", "--git-dir", "--git-common-dir", "--show-toplevel")
+_QUERIES = ("HEAD", "--git-dir", "--git-common-dir", "--show-toplevel")
 
 
 def _git_program() -> str | None:
-    """Returns the path of git; entries of PATH that are relative to the working directory don't count."""
+    """Returns the path of git, or None; ignores entries of PATH relative to the working directory."""
     entries = [entry for entry in os.get_exec_path() if Path(entry).is_absolute()]
     path = shutil.which("git", path=os.pathsep.join(entries))
     return path if path and Path(path).is_absolute() else None
@@ -79,26 +80,26 @@ def _git_program() -> str | None:
 
 def _is_dirty(git: str, commit: str, git_dir: Path, common_dir: Path, top: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="eventloop-git-") as name:
-        empty = Path(name)
-        (empty / "refs").mkdir()
-        (empty / "info").mkdir()
-        (empty / "HEAD").write_text(f"{commit}\n")
+        empty_git_dir = Path(name)
+        (empty_git_dir / "refs").mkdir()
+        (empty_git_dir / "info").mkdir()
+        (empty_git_dir / "HEAD").write_text(f"{commit}\n")
         if len(commit) == _SHA256_DIGITS:
-            (empty / "config").write_text(_SHA256_CONFIG)
+            (empty_git_dir / "config").write_text(_SHA256_CONFIG)
         variables = {
-            "GIT_DIR": str(empty),
+            "GIT_DIR": str(empty_git_dir),
             "GIT_WORK_TREE": str(top),
             "GIT_INDEX_FILE": str(git_dir / "index"),
             "GIT_OBJECT_DIRECTORY": str(common_dir / "objects"),
-            "GIT_OPTIONAL_LOCKS": "0",  # an index that is written calls a hook
+            "GIT_OPTIONAL_LOCKS": "0",  # writing the index would call a hook
             "GIT_NO_LAZY_FETCH": "1",
         }
         for info in _INFO_FILES:
             original = common_dir / "info" / info
-            if original.is_file() and original.stat().st_size <= _MOST_INFO_BYTES:
-                shutil.copyfile(original, empty / "info" / info)
-        for part in git_dir.glob("sharedindex.*"):  # of an index that is split
-            (empty / part.name).symlink_to(part)
+            if original.is_file() and original.stat().st_size <= _MAX_INFO_BYTES:
+                shutil.copyfile(original, empty_git_dir / "info" / info)
+        for shared_index in git_dir.glob("sharedindex.*"):  # an index can refer to a second file
+            (empty_git_dir / shared_index.name).symlink_to(shared_index)
         options = _harmless_options(git, common_dir / "config", variables)
         arguments = ["status", "--porcelain", "--ignore-submodules=dirty"]
         return bool(_run([git, *_WITHOUT_PROGRAMS, *options, *arguments], top, variables))

@@ -1,4 +1,4 @@
-"""Short tracebacks in notebooks: IPython leaves out the frames of the loop, as pytest does with its own."""
+"""Short tracebacks in notebooks: hides eventloop's frames in IPython, as pytest hides its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import eventloop
 
 _HIDDEN = (
     str(Path(eventloop.__file__).parent) + os.sep,
-    inspect.getfile(nn.Module),  # two frames between a model and each of its layers
+    inspect.getfile(nn.Module),  # adds two frames between a model and each of its layers
 )
 _MARK = "__tracebackhide__"
 
@@ -34,14 +34,14 @@ def short_in_notebooks() -> Iterator[None]:
 def hide_frames(error: BaseException) -> None:
     """Marks frames of eventloop, and torch's calls of modules, so that IPython doesn't show them.
 
-    Has no effect outside of IPython. The frame that raised is always shown, and so are those of the
-    task, of plugins and of other packages.
+    Has no effect outside of IPython. The frame that raised is always shown, and so are frames of the
+    task, plugins and other packages.
     """
     if not _is_in_ipython():
         return
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename.startswith(_HIDDEN):
-            # A frame keeps names that aren't variables of its function (Python 3.11 to 3.14).
+            # `f_locals` also keeps names that aren't variables of the function (Python 3.11 to 3.14).
             frame.f_locals[_MARK] = True
 
 

@@ -1,4 +1,4 @@
-"""Opens a run: from the request to all parts built, and loaded if it is resumed."""
+"""Opens a run: builds everything that a request asks for, and loads the checkpoint of a resumed run."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What a run should be, as requested by Python or the command line.
+    """The description of a run, from Python or the command line.
 
     Args:
-        task: see `Trainer`; likewise algorithms and callbacks.
+        task: see `Trainer`, as for algorithms and callbacks.
         configuration: settings and options, including those from variables and files.
         observers: wrap the calls of hooks, such as `Check`.
-        allowed: what may differ from the run that is resumed.
-        origin: the task's entry in the manifest besides its settings, compared when the run is
-            resumed: the digest of its file, its options. JSON values.
+        allowed: the differences with which the run may be resumed.
+        origin: the task's entry in the manifest, except for its settings, which is compared when the
+            run is resumed: the digest of its file, its options. JSON values.
         discovery: the plugins that a command has already discovered and loaded.
-        core: plugins to add to the core's own.
-        checkpoint: where to begin if the run's folder has no checkpoint of its own.
-        scratch: the run's folder if run_dir isn't set: of a command that trains nothing, one that it
-            removes. None: a new folder.
+        core: plugins to add to the core's plugins.
+        checkpoint: the checkpoint to begin with if the run's folder has none.
+        scratch: the run's folder if run_dir isn't set, for commands that train nothing and remove the
+            folder. None: a new folder.
         check_plugins: raises if the run must not train with these plugins; called before the model
             is built.
     """
@@ -87,16 +87,23 @@ class Request:
 
 
 def open_run(request: Request) -> Run:
-    """Opens a run, up to its checkpoint; raises what can be found before training."""
+    """Opens a run and loads its checkpoint, if any; raises all errors that can be found before training.
+
+    Raises:
+        EventloopError: settings, plugins, task, data or checkpoint don't fit together; the plugins
+            have been closed.
+    """
     task = task_defaults_of(request.task)
     settings = request.configuration.settings(task.settings)
     processes = join_processes()
-    usual_run_dir = request.scratch or new_run_dir(task.name)
-    storage = storage_of(settings.run_dir, processes.from_first(usual_run_dir))
+    default_run_dir = request.scratch or new_run_dir(task.name)
+    # The default has a random part, so all ranks take rank 0's.
+    storage = storage_of(settings.run_dir, processes.from_first(default_run_dir))
     require_usable(storage.run_dir)
     start = find_start(settings, storage, processes, request.allowed, request.checkpoint)
     configuration = start.narrowed(request.configuration.with_task(task.settings))
-    # What the task has drawn depends on the program; what plugins draw when built must not.
+    # Random numbers that plugins draw in their constructors must depend only on the seed, not on the
+    # numbers that the program has drawn before.
     seed_everything(settings.seed)
     run = Run(request, configuration, settings, task, processes, storage, start)
     discovery = request.discovery or Discovery(configuration)
@@ -133,8 +140,8 @@ def _build(run: Run) -> None:
     """Builds everything that a run needs, from the model to the metrics."""
     state = run.state
     hooks = run.active.plans
-    # Once more: the model is the same whatever installed plugins drew when imported and built.
     run.processes.arrange(hooks.build_mesh(state), state.device)
+    # Seeded once more: the model's initial weights must not depend on numbers that plugins have drawn.
     seed_everything(state.settings.seed)
     state.model = hooks.build_model(state)
     hooks.init(state)
@@ -154,36 +161,43 @@ def _build(run: Run) -> None:
     state.schedulers = hooks.build_schedulers(state)
     datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
     state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
-    trained = {**run.task.described, "parameters": parameters_of(state.model)}
-    known = {"optimizers": described(state.optimizers), "absent": [], "trained": trained}
-    state.manifest = {**state.manifest, **known}
+    state.manifest = {
+        **state.manifest,
+        "optimizers": described(state.optimizers),
+        "absent": [],
+        "trained": {**run.task.described, "parameters": parameters_of(state.model)},
+    }
     run.capture.structure.remember(state)
     run.capture.objects.remember(state)
+    # Everything before is the same on all ranks; from here on dropout and augmentation differ.
     seed_rank(state.settings.seed, state.data_rank)
 
 
 def _drop_unsuitable(run: Run) -> None:
-    """Deactivates plugins that say, given the first batch, that they can't be used."""
+    """Deactivates plugins whose `unsuitable` hook gives a reason, after reading the first batch."""
     if not run.active.assembly.implementations["unsuitable"].implementations:
         return
     state = run.state
+    # Reading a batch draws random numbers and moves the loader on; training must not notice.
     with kept_generators(), restored_loader_state(state.train_dataloader):
-        first, state.train_dataloader = first_batch(state.train_dataloader)
-    mine: dict[str, str] = {}
-    if first is not None:
-        state.batch = run.loop.move(first)
+        batch, state.train_dataloader = first_batch(state.train_dataloader)
+    rank_reasons: dict[str, str] = {}
+    if batch is not None:
+        state.batch = run.loop.move(batch)
         answers = outcomes_of(run.active.plans.unsuitable, state)
-        mine = unsuitable_reasons(answers, run.configuration.who_insists)
+        rank_reasons = unsuitable_reasons(answers, run.configuration.who_insists)
         state.batch = None
-    # What doesn't suit one rank is off on all.
-    reasons = {name: why for one in state.all_gather(mine) for name, why in one.items()}
+    # A plugin that is unsuitable on one rank is deactivated on all ranks, which must run the same hooks.
+    reasons: dict[str, str] = {}
+    for reasons_of_rank in state.all_gather(rank_reasons):
+        reasons |= reasons_of_rank
     if reasons:
         run.freeze(run.active.assembly.without(reasons))
 
 
 @dataclass(frozen=True)
 class TaskDefaults:
-    """What a task provides besides its hooks; empty for a task that is only hooks."""
+    """The values that a task provides in addition to its hooks; empty for a task that only has hooks."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     algorithms: tuple[object, ...] = ()
@@ -195,7 +209,7 @@ class TaskDefaults:
 
 
 def task_defaults_of(task: object) -> TaskDefaults:
-    """Returns a task's defaults."""
+    """Returns the values of a `Task`, or the default settings of another task."""
     if isinstance(task, Task):
         return TaskDefaults(
             settings=task.settings,
@@ -210,10 +224,10 @@ def task_defaults_of(task: object) -> TaskDefaults:
 
 
 def refuse_task_values(settings: Iterable[str]) -> None:
-    """Raises SettingError if a setting is one of the task's values."""
-    of_task = inspect.signature(Task).parameters
+    """Raises SettingError if a name of a setting is a parameter of `Task`."""
+    task_params = inspect.signature(Task).parameters
     for name in settings:
-        if name in of_task:
+        if name in task_params:
             raise SettingError(
                 f"{name} is a value of the task, not a setting", fix=f"write Task({name}=...)"
             )
@@ -226,11 +240,12 @@ def task_plugin(task: object) -> Plugin:
     if isinstance(task, type):
         raise TypeError(f"Trainer was given the class {task.__name__}, not an instance of it")
     plugin = Plugin("task", "task", task)
-    if "build_model" not in {one.hook.name for one in implementations(plugin, HOOKS)[0]}:
-        given = a(type(task).__name__) if isinstance(task, nn.Module) else repr(task)
-        hint = "; write Task(model=...)" if isinstance(task, nn.Module) else ""
+    plugin_implementations, *_ = implementations(plugin, HOOKS)
+    if all(implementation.hook.name != "build_model" for implementation in plugin_implementations):
+        actual = repr(task)
+        if isinstance(task, nn.Module):
+            actual = f"{a(type(task).__name__)}; write Task(model=...)"
         raise TypeError(
-            "a task is a Task, or an object or module that implements build_model, not "
-            f"{given}{hint}"
+            f"a task is a Task, or an object or module that implements build_model, not {actual}"
         )
     return plugin

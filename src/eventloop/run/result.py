@@ -1,4 +1,4 @@
-"""The result of a fit, and what a notebook shows of it and of the plugins."""
+"""The result of a fit, and the HTML that a notebook shows for results and plugins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from eventloop.training.metrics import scalars_of
 from eventloop.training.stops import Stopped
 from eventloop.urls import Place
 
-# What a row of the history has beside numbers.
-_WHERE = ("epoch", "batch", "sample", "token", "seconds")
+# Entries of a history row that say when it was logged, and aren't plotted.
+_POSITION_KEYS = ("epoch", "batch", "sample", "token", "seconds")
+# The size of a plot in pixels.
 _WIDTH = 220
-_HEIGHT = 70  # of a curve, in pixels
+_HEIGHT = 70
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,13 @@ class Result:
     Args:
         metrics: the latest evaluation, by data loader and metric name.
         history: a row for each evaluation and for the end of each fit: epoch, batch, sample,
-            token, seconds, and the numbers by name, as they are logged.
+            token, seconds, and the logged numbers by name.
         run_dir: the folder of the run.
         model: the trained model.
         tested_with: the checkpoint of the best evaluation, if the test sets used its weights; None
                 for the last weights.
-        stopped: why the fit ended before its time, who asked for it, and where; None if it wasn't stopped.
+        stopped: the reason why the fit was stopped early, the plugin or signal that requested it, and
+            the position; None if the fit ran for its full duration.
     """
 
     metrics: dict[str, dict[str, Tensor]]
@@ -52,28 +54,30 @@ class Result:
         return f"Result({numbers}, {rows} of history{stopped}, run_dir={str(self.run_dir)!r})"
 
     def _repr_html_(self) -> str:
-        """Returns a curve for each number of the history, and why it ends early, for a notebook."""
-        names = dict.fromkeys(name for row in self.history for name in row if name not in _WHERE)
+        """Returns a plot of each number in the history, and the reason of an early stop, as HTML."""
+        names = dict.fromkeys(
+            name for row in self.history for name in row if name not in _POSITION_KEYS
+        )
         curves = "".join(
             _curve(name, [(row["batch"], row[name]) for row in self.history if name in row])
             for name in names
         )
         stopped = "" if self.stopped is None else f"<div>{escape(str(self.stopped))}</div>"
-        place = f"<div><small>{escape(str(self.run_dir))}</small></div>"
-        return f"<div>{curves}{stopped}{place}</div>"
+        folder = f"<div><small>{escape(str(self.run_dir))}</small></div>"
+        return f"<div>{curves}{stopped}{folder}</div>"
 
 
 def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """Returns a plot of a number over the batches, with its last value."""
+    """Returns a plot of a number over the batches, with its last value, as HTML."""
     finite = [(x, y) for x, y in points if abs(y) < float("inf")]
     line = ""
     if finite:
         xs, ys = zip(*finite, strict=True)
-        wide = max(xs) - min(xs) or 1
-        high = max(ys) - min(ys) or 1
+        x_range = max(xs) - min(xs) or 1
+        y_range = max(ys) - min(ys) or 1
         line = " ".join(
-            f"{4 + (x - min(xs)) / wide * (_WIDTH - 8):.1f},"
-            f"{_HEIGHT - 4 - (y - min(ys)) / high * (_HEIGHT - 8):.1f}"
+            f"{4 + (x - min(xs)) / x_range * (_WIDTH - 8):.1f},"
+            f"{_HEIGHT - 4 - (y - min(ys)) / y_range * (_HEIGHT - 8):.1f}"
             for x, y in finite
         )
     return (
@@ -88,15 +92,15 @@ _COLUMNS = ("plugin", "role", "package", "options")
 
 
 def plugin_table(plugins: Iterable[Plugin], off: Iterable[Plugin]) -> str:
-    """Returns the active plugins of a run in order, then those that are off and why, as HTML."""
-    rows = [_row(one) for one in plugins]
-    left_out = [
+    """Returns a table of the active plugins in order, then the inactive plugins with reasons, as HTML."""
+    rows = [_row(plugin) for plugin in plugins]
+    inactive_rows = [
         (plugin.name, plugin.role, _package(plugin), "off: " + plugin.reason) for plugin in off
     ]
     return (
         f"<table><thead>{_line(_COLUMNS, 'th')}</thead><tbody>"
         f"{''.join(_line(row) for row in rows)}"
-        f"{''.join(_line(row, style='opacity: 0.6') for row in left_out)}"
+        f"{''.join(_line(row, style='opacity: 0.6') for row in inactive_rows)}"
         "</tbody></table>"
     )
 
@@ -113,6 +117,6 @@ def _package(plugin: Plugin) -> str:
     return f"{plugin.distribution} {plugin.version or ''}".strip()
 
 
-def _line(cells: Iterable[str], cell: str = "td", style: str = "") -> str:
-    inside = "".join(f"<{cell}>{escape(one)}</{cell}>" for one in cells)
-    return f'<tr style="{style}">{inside}</tr>' if style else f"<tr>{inside}</tr>"
+def _line(cells: Iterable[str], tag: str = "td", style: str = "") -> str:
+    content = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+    return f'<tr style="{style}">{content}</tr>' if style else f"<tr>{content}</tr>"

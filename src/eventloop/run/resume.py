@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from eventloop.mesh import Layout
 from eventloop.naming import fold
 from eventloop.run.differences import (
     Allowed,
-    MadeWith,
+    InitialHyperparameters,
     accepted,
     changed_at,
     config_differences,
@@ -46,19 +45,20 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
+# Checkpoints that can't be used, each with the reason.
 Refused = Sequence[tuple[Place, str]]
 
 
 class Start:
-    """How a run starts: here, from the beginning.
+    """The start of a run; this class is for a new run.
 
     Attributes:
         duration: the length of the run when it began, the base of fractions; None if unknown.
-        epoch_length: likewise, how many batches an epoch had.
-        resumed: the path of the checkpoint that the run resumes from; None for a new run.
-        changes: the differences from the run as it began, complete after `load`.
-        stop_reason: why the run stopped, if nothing was left to do.
-        stopped_by: the plugin that asked for it.
+        epoch_length: the number of batches in an epoch when the run began; None if unknown.
+        resumed: the path of the checkpoint from which the run resumes; None for a new run.
+        changes: the differences from the run when it began, complete after `load`.
+        stop_reason: why the run was stopped, if it was complete; None if it continues.
+        stopped_by: the plugin that requested the stop.
     """
 
     duration: Time | None = None
@@ -81,18 +81,23 @@ class Start:
         return configuration
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Raises ResumeError with the differences if the run isn't that of the checkpoint."""
+        """Raises ResumeError if the run differs from the run that saved the checkpoint."""
 
     def load(self, run: Run) -> None:
-        """Loads the checkpoint into the built run; refuses other optimizers, as `check` does."""
+        """Loads the checkpoint into the built run; raises ResumeError if the optimizers differ."""
         warn_of_resume_risks(run.state, run.loop.feeds.current.resume_risks)
 
 
 class FromCheckpoint(Start):
-    """A run that is resumed from a verified checkpoint; newer ones are refused for a reason.
+    """The start of a run that resumes from a verified checkpoint.
+
+    Args:
+        place: the path or URL of the checkpoint.
+        allowed: the differences with which the run may be resumed.
+        refused: newer checkpoints of the run that can't be used.
 
     Raises:
-        CheckpointError: it is incomplete, or has values that no run writes.
+        CheckpointError: the checkpoint is incomplete, or has invalid values.
     """
 
     def __init__(
@@ -104,11 +109,12 @@ class FromCheckpoint(Start):
         self._refused = refused
         self._facts = checkpoint.facts
         self._path = checkpoint.path
-        # Given up when the run has been loaded: they take as much memory as the run itself.
+        # Dropped in `load`: the parts take as much memory as the run itself.
         self._parts: Mapping[str, Any] | None = checkpoint.parts
-        self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
+        self._old_manifest: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._missing: list[Mapping[str, Any]] = []
-        # Those of then: neither an extension nor another number of ranks bends a schedule.
+        # The original lengths: schedules in fractions of the run must not change when the run is extended,
+        # or resumed with another number of ranks.
         self.epoch_length = self._facts.get("epoch_length")
         duration = self._facts["duration"]
         self.duration = None if duration is None else Time(duration)
@@ -124,12 +130,12 @@ class FromCheckpoint(Start):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes for the header: where the run resumes, what isn't used, what has changed."""
+        """The notes for the header: refused checkpoints, the position in the run, and changes."""
         batch = self._facts["moment"]["batch"]
-        notes = [f"{path.name} isn't used: {why}" for path, why in self._refused]
+        notes = [f"{place.name} isn't used: {reason}" for place, reason in self._refused]
         notes.append(f"resumed: {self._place}, epoch {self._epoch_number}, batch {batch}")
-        if why := why_passed_over(self._facts):
-            notes.append(f"{self._place.name}: {why}")
+        if reason := why_passed_over(self._facts):
+            notes.append(f"{self._place.name}: {reason}")
         notes += [f"changed since the run began: {change}" for change in self.changes]
         for plugin in self._missing:
             notes.append(f"{plugin['name']} is missing; its saved state is carried over")
@@ -137,10 +143,10 @@ class FromCheckpoint(Start):
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Excludes algorithms that were installed after the run began."""
-        begun_with = frozenset(fold(one["name"]) for one in self._algorithms())
+        begun_with = frozenset(fold(plugin["name"]) for plugin in self._algorithms())
         off = {
-            fold(one["name"]): Reason(one["reason"], one.get("kind", ""))
-            for one in self._then["off"]
+            fold(plugin["name"]): Reason(plugin["reason"], plugin.get("kind", ""))
+            for plugin in self._old_manifest["off"]
         }
         choice = dataclasses.replace(configuration.choice, begun_with=begun_with, off_then=off)
         return dataclasses.replace(configuration, choice=choice)
@@ -148,7 +154,7 @@ class FromCheckpoint(Start):
     def check(self, manifest: Mapping[str, Any]) -> None:
         self._check_missing(manifest)
         versions, options = plugin_differences(
-            self._then["plugins"], manifest["plugins"], self._allowed.plugin_change
+            self._old_manifest["plugins"], manifest["plugins"], self._allowed.plugin_change
         )
         if versions:
             raise ResumeError(
@@ -157,46 +163,49 @@ class FromCheckpoint(Start):
                 fix="install those versions, or resume with these: "
                 + allowing("plugin_change", next(iter(versions))),
             )
-        settings = config_differences(self._then, manifest, "settings")
-        task = task_differences(self._then["task"], manifest["task"])
+        settings = config_differences(self._old_manifest, manifest, "settings")
+        task = task_differences(self._old_manifest["task"], manifest["task"])
         self._accept(*settings, *task, *options)
 
     def load(self, run: Run) -> None:
-        """Calls `before_load`, then restores everything; the loop restores the RNG states later."""
+        """Calls `before_load`, then restores everything except RNG states, which the loop restores later."""
         state = run.state
         hooks = run.active.plans
         loop = run.loop
         capture = run.capture
-        then = self._then
-        now = state.manifest
-        companions = config_differences(then, now, "companions")
-        self._accept(*config_differences(then, now, "optimizers"), *companions)
+        manifest = state.manifest
+        optimizers = config_differences(self._old_manifest, manifest, "optimizers")
+        companions = config_differences(self._old_manifest, manifest, "companions")
+        self._accept(*optimizers, *companions)
         state.manifest = {**state.manifest, "absent": list(self._missing)}
         parts = self._parts
         self._parts = None
         assert parts is not None
         hooks.before_load(state)
-        missing = {fold(one["name"]) for one in self._missing}
-        carried = {name: one for name, one in parts["plugins"].items() if name in missing}
-        capture.plugins.carried = read_all(carried)
-        made = MadeWith(state)
+        missing = {fold(plugin["name"]) for plugin in self._missing}
+        capture.plugins.carried = read_all(
+            {name: part for name, part in parts["plugins"].items() if name in missing}
+        )
+        hyperparameters = InitialHyperparameters(state)
         capture.put(state, parts, self._facts.get("left_out"))
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
-        self._put_own(capture, state, parts)
-        state.num_batches = loop.feeds.current.num_batches  # a step keeps its size on other ranks
+        self._restore_rank_state(capture, state, parts)
+        # On another number of ranks the epoch in progress keeps its global batch size, so that it can have
+        # another length than the new data loader.
+        state.num_batches = loop.feeds.current.num_batches
         if self._allowed.config_change:
-            made.restore(state, then)
-        where = "in epoch" if loop.feeds.current.under_way else "between epochs"
-        # Of a run that is over, until it is extended to another end.
-        if found := self._then.get("tested"):
-            state.manifest = {**state.manifest, "tested": found}
-            name = found["checkpoint"]
+            hyperparameters.restore(state, self._old_manifest)
+        position = "in epoch" if loop.feeds.current.under_way else "between epochs"
+        # The results on the test sets of a complete run stay valid until the run is extended.
+        if tested := self._old_manifest.get("tested"):
+            state.manifest = {**state.manifest, "tested": tested}
+            name = tested["checkpoint"]
             run.best_weights.lent = None if name is None else self._place.parent / name
-        loop.resume_point = ResumePoint(hooks, where, capture.generators.go_on)
+        loop.resume_point = ResumePoint(hooks, position, capture.generators.go_on)
 
-    def _put_own(self, capture: Capture, state: State, parts: Mapping[str, Any]) -> None:
-        """Restores what was the state of one rank: on the rank that has its samples now."""
+    def _restore_rank_state(self, capture: Capture, state: State, parts: Mapping[str, Any]) -> None:
+        """Restores the state that a single rank had, on the rank that continues with its samples."""
         with loading("facts.mesh"):
             sizes, *names = self._facts.get("mesh") or [{"data": self._facts["world_size"]}]
             rank = Layout(sizes, *map(tuple, names)).twin(state.layout, state.rank)
@@ -206,35 +215,42 @@ class FromCheckpoint(Start):
         capture.put_own(state, parts, rank)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:
-        now = {fold(one["name"]): one for one in manifest["plugins"]}
-        off = {fold(one["name"]): one for one in manifest["off"]}
-        for one in self._algorithms():
-            if (name := fold(one["name"])) in now:
+        """Finds algorithms that are missing, and algorithms that were added since the run began."""
+        active = {fold(plugin["name"]): plugin for plugin in manifest["plugins"]}
+        off = {fold(plugin["name"]): plugin for plugin in manifest["off"]}
+        for plugin in self._algorithms():
+            name = fold(plugin["name"])
+            if name in active:
                 continue
             if name in off:
                 reason = off[name]["reason"]
-                self._accept(f"{one['name']}: active -> off ({reason})")
+                self._accept(f"{plugin['name']}: active -> off ({reason})")
             elif name in map(fold, self._allowed.missing_plugin):
-                self._missing.append(one)
+                self._missing.append(plugin)
             else:
-                get = f"pass it as before, with {one['source']}"
-                if one["distribution"]:
-                    get = pip("install", f"{one['distribution']}=={one['version']}")
+                way_in = f"pass it as before, with {plugin['source']}"
+                if plugin["distribution"]:
+                    way_in = pip("install", f"{plugin['distribution']}=={plugin['version']}")
                 raise ResumeError(
-                    f"the run was begun with {one['name']}, which isn't here",
+                    f"the run was begun with {plugin['name']}, which isn't here",
                     checkpoint=self._place,
-                    fix=f"{get}, or resume without it: " + allowing("missing_plugin", one["name"]),
+                    fix=f"{way_in}, or resume without it: "
+                    + allowing("missing_plugin", plugin["name"]),
                 )
-        known = {fold(one["name"]) for one in self._algorithms()}
-        new = [one for name, one in now.items() if name not in known]
-        self.changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
+        old_names = {fold(plugin["name"]) for plugin in self._algorithms()}
+        for name, plugin in active.items():
+            if name not in old_names and plugin["role"] == "algorithm":
+                self.changes.append(f"{plugin['name']} takes part")
 
     def _accept(self, *differences: str) -> None:
         self.changes += accepted(differences, self._allowed, self._place)
 
     def _algorithms(self) -> Iterator[Mapping[str, Any]]:
-        there = (one for one in self._then["plugins"] if one["role"] == "algorithm")
-        return itertools.chain(there, self._then.get("absent", ()))
+        """Yields the manifest entries of the run's algorithms, including those it was missing."""
+        for plugin in self._old_manifest["plugins"]:
+            if plugin["role"] == "algorithm":
+                yield plugin
+        yield from self._old_manifest.get("absent", ())
 
 
 def find_start(
@@ -242,9 +258,17 @@ def find_start(
     storage: Storage,
     processes: Processes,
     allowed: Allowed,
-    other: Checkpoint | None = None,
+    initial_checkpoint: Checkpoint | None = None,
 ) -> Start:
-    """Determines how a run starts; raises ResumeError, or CheckpointError if none is usable."""
+    """Determines how a run starts: from a checkpoint, or from the beginning.
+
+    Args:
+        initial_checkpoint: the checkpoint to begin with if the run has none.
+
+    Raises:
+        ResumeError: the settings don't allow to resume.
+        CheckpointError: the run has checkpoints, but none is usable.
+    """
     damage: dict[Place, str] = {}
 
     def choose() -> tuple[Place | None, Refused]:
@@ -254,24 +278,27 @@ def find_start(
 
     while True:
         place, refused = as_first(processes.from_first, choose)
-        if place is None and other is not None:
-            return FromCheckpoint(other, other.path, allowed, ())
+        if place is None and initial_checkpoint is not None:
+            return FromCheckpoint(initial_checkpoint, initial_checkpoint.path, allowed, ())
         if place is None:
-            left = (storage.run_dir / RUN_MANIFEST).is_file()  # files, but no checkpoint
-            begun = f"no checkpoint in {storage.run_dir}, where a run has begun: it starts over"
-            return Start(begun if left else "")
+            if (storage.run_dir / RUN_MANIFEST).is_file():
+                return Start(
+                    f"no checkpoint in {storage.run_dir}, where a run has begun: it starts over"
+                )
+            return Start()
         path = local_copy(place, storage, processes)
-        # Of slices, each of several ranks has read a share; one alone has looked at all of them.
-        rank = processes.rank
-        num = processes.world_size
-        mine = damage_in_shards(path, rank, num) if num > 1 else ""
-        found = next((one for one in processes.all_gather(mine) if one), "")
-        if not found:
+        # A single rank has verified the shards in `choose`. Several ranks share that work: each verifies
+        # a part of the shards, and damage that one rank finds is known to all after `all_gather`.
+        rank_damage = ""
+        if processes.world_size > 1:
+            rank_damage = damage_in_shards(path, processes.rank, processes.world_size)
+        reasons = [reason for reason in processes.all_gather(rank_damage) if reason]
+        if not reasons:
             break
         if place in damage or place.parent != storage.store.folder:
             with refusing(place):
-                raise CorruptFileError(found)
-        damage[place] = found
+                raise CorruptFileError(reasons[0])
+        damage[place] = reasons[0]  # the next round chooses an earlier checkpoint
     checkpoint = _read(path, processes)
     if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
         flags = as_set(on_bad_loss="ignore") + " with " + allowing("config_change")
@@ -284,61 +311,80 @@ def find_start(
 
 
 def _read(path: Path, processes: Processes) -> Checkpoint:
-    """Reads what this rank needs of a checkpoint; shared tensors are loaded later."""
+    """Reads the parts of a checkpoint that this rank needs; shared tensors are loaded later.
+
+    The part of rank 0 serves ranks that have none, as in a run with more ranks than before.
+    """
     rank = processes.rank
     names = read_checkpoint(path, only=()).names
-    of_others = {name for name in names if name.startswith("rank")} - {"rank0", f"rank{rank}"}
-    wanted = [name for name in names if name not in of_others]
-    left = [name for name in ("model", "optimizers", "plugins") if name in names]
-    return read_checkpoint(path, wanted, leaving=left, nearest=(rank + 0.5) / processes.world_size)
+    ranks_to_read = ("rank0", f"rank{rank}")
+    parts = [name for name in names if not name.startswith("rank") or name in ranks_to_read]
+    left_on_disk = [name for name in ("model", "optimizers", "plugins") if name in names]
+    # This rank's slices are most likely in the files of ranks at the same relative position.
+    return read_checkpoint(
+        path, parts, leaving=left_on_disk, nearest=(rank + 0.5) / processes.world_size
+    )
 
 
 def _chosen(
     settings: Settings, storage: Storage, *, shards: bool, damage: Mapping[Any, str]
 ) -> tuple[Place | None, Refused]:
-    """Returns the checkpoint to resume from, and newer ones that can't be used."""
+    """Returns the checkpoint to resume from, and newer checkpoints that can't be used.
+
+    Args:
+        shards: whether to verify the shards of checkpoints, too.
+        damage: checkpoints whose shards are known to be damaged, with the reasons.
+    """
     place: Place | None = None
     refused: Refused = []
     if settings.run_dir is not None:
         place, refused = storage.store.latest(shards=shards, damage=damage)
-    wanted = settings.resume
-    if wanted == "never" and (place is not None or refused):
+    resume = settings.resume
+    if resume == "never" and (place is not None or refused):
         raise ResumeError(
             f"resume='never', but {settings.run_dir} holds a run already",
             fix="give another run_dir, or delete this one",
         )
     if place is None and refused:
         raise unusable(refused[0][0].parent, refused)
-    if wanted in ("auto", "never"):
+    if resume in ("auto", "never"):
         return place, refused
-    named = wanted if isinstance(wanted, Url) else place_of(wanted)
-    if isinstance(named, Path):
-        named, _ = checkpoint_at(named)
-    for one, why in refused:
-        if place is not None and _resolved(one) == _resolved(named):
-            given = as_set(resume=str(wanted))
+    requested = resume if isinstance(resume, Url) else place_of(resume)
+    if isinstance(requested, Path):
+        requested, _ = checkpoint_at(requested)
+    for refused_place, reason in refused:
+        if place is not None and _resolved(refused_place) == _resolved(requested):
             raise ResumeError(
-                f"can't resume from {one.name}: {why}",
-                fix="leave " + given + f" out: the run resumes from {place.name}",
+                f"can't resume from {refused_place.name}: {reason}",
+                fix=f"leave {as_set(resume=str(resume))} out: the run resumes from {place.name}",
             )
-    chosen = _named(named, place)
+    chosen = _checkpoint_to_resume(requested, place)
     if isinstance(chosen, Path) and chosen != place:
-        with refusing(chosen):  # `latest` hasn't looked at it, and tensors stay in its files
+        # A checkpoint elsewhere, which `latest` hasn't verified; its tensors are only read later.
+        with refusing(chosen):
             examine(chosen, shards=shards)
     return chosen, refused
 
 
-def _named(wanted: Place, newest: Place | None) -> Place:
-    """Returns the checkpoint that the user named, unless the run has a newer one."""
+def _checkpoint_to_resume(requested: Place, newest: Place | None) -> Place:
+    """Returns the checkpoint to resume from, given the one that the user requested.
+
+    Args:
+        newest: the newest checkpoint in run_dir, if any: a run that began from the requested checkpoint
+            of another run, and is started again with the same command, resumes from its own.
+
+    Raises:
+        ResumeError: the requested checkpoint is an earlier one of the same run.
+    """
     if newest is None:
-        return wanted
-    one = _resolved(wanted)
-    other = _resolved(newest)
-    if one == other or one.parent != other.parent:
+        return requested
+    requested_path = _resolved(requested)
+    newest_path = _resolved(newest)
+    if requested_path == newest_path or requested_path.parent != newest_path.parent:
         return newest
     raise ResumeError(
-        f"the run has already continued from {wanted.name} to {newest.name}",
-        fix="begin another run with it: " + as_set(run_dir="ANOTHER", resume=str(wanted)),
+        f"the run has already continued from {requested.name} to {newest.name}",
+        fix="begin another run with it: " + as_set(run_dir="ANOTHER", resume=str(requested)),
     )
 
 

@@ -29,34 +29,25 @@ from eventloop.signals import status_of
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
+    from eventloop.plugin.records import Plugin
     from eventloop.plugin.registry import Registry
     from eventloop.run.resume import Start
     from eventloop.state import State
 
 RUN_MANIFEST = "manifest.json"
-_MOST_OF_A_SCRIPT = 100_000
-_OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device", "end")
+_MAX_SCRIPT_BYTES = 100_000
+# The entries of a manifest that describe a single start, and are kept for earlier starts.
+_START_KEYS = ("started", "resumed", "changes", "command_line", "versions", "git", "device", "end")
 
 
 def manifest_of(assembly: Registry, settings: Settings, device: torch.device) -> dict[str, Any]:
-    """Describes a run in JSON values."""
+    """Returns the description of a run, as JSON values, with secrets masked."""
     commit, is_dirty = git_commit(Path.cwd())
     return {
         "plugins": [
-            {
-                "name": one.name,
-                "role": one.role,
-                "distribution": one.distribution,
-                "version": one.version,
-                "source": one.source,
-                "options": json_value(shown_options(one.options)),
-                "free": sorted(one.facts.free_options),
-                "functions": sorted(
-                    name for name in one.options if has_function(one.options[name])
-                ),
-            }
-            for one in assembly.plugins
-            if one.role in ("algorithm", "callback")
+            _plugin_entry(plugin)
+            for plugin in assembly.plugins
+            if plugin.role in ("algorithm", "callback")
         ],
         "off": [
             {
@@ -67,7 +58,7 @@ def manifest_of(assembly: Registry, settings: Settings, device: torch.device) ->
             }
             for plugin in assembly.off
         ],
-        "owners": {one.action: one.owner.name for one in assembly.decisions()},
+        "owners": {decision.action: decision.owner.name for decision in assembly.decisions()},
         "order": order_digest(assembly.implementations),
         "settings": json_value(shown_options(vars(settings))),
         "device": str(device),
@@ -82,6 +73,20 @@ def manifest_of(assembly: Registry, settings: Settings, device: torch.device) ->
     }
 
 
+def _plugin_entry(plugin: Plugin) -> dict[str, Any]:
+    functions = [name for name, value in plugin.options.items() if has_function(value)]
+    return {
+        "name": plugin.name,
+        "role": plugin.role,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "source": plugin.source,
+        "options": json_value(shown_options(plugin.options)),
+        "free": sorted(plugin.facts.free_options),
+        "functions": sorted(functions),
+    }
+
+
 def write_manifest(
     manifest: Mapping[str, Any],
     run_dir: Path,
@@ -89,15 +94,18 @@ def write_manifest(
     resumed: str | None = None,
     changes: Sequence[str] = (),
 ) -> Path:
-    """Writes a manifest into the folder of its run, atomically; raises EventloopError.
+    """Writes a manifest into the folder of its run, atomically.
 
-    It describes the current start; earlier ones are moved to `earlier_starts`.
+    The manifest describes the current start of the run; earlier starts are moved to `earlier_starts`.
 
     Args:
-        resumed: the checkpoint that this start resumes from.
-        changes: the differences from the run as it began.
+        resumed: the checkpoint from which this start resumes.
+        changes: the differences from the run when it began.
+
+    Raises:
+        EventloopError: the file can't be written.
     """
-    now = {
+    content = {
         **manifest,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed": resumed,
@@ -105,7 +113,7 @@ def write_manifest(
         "end": None,
         "earlier_starts": _earlier_starts(read_json(run_dir, RUN_MANIFEST)),
     }
-    return _put(now, run_dir)
+    return _put(content, run_dir)
 
 
 def _put(manifest: Mapping[str, Any], run_dir: Path) -> Path:
@@ -122,18 +130,20 @@ def _put(manifest: Mapping[str, Any], run_dir: Path) -> Path:
     return path
 
 
-def _earlier_starts(found: Mapping[str, Any]) -> list[Any]:
-    """Returns a manifest's entries for its start and earlier ones."""
-    if "started" not in found:
+def _earlier_starts(manifest: Mapping[str, Any]) -> list[Any]:
+    """Returns the descriptions of all starts in a manifest; [] for {}."""
+    if "started" not in manifest:
         return []
-    before = found.get("earlier_starts")
-    known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
-    one = {key: found.get(key) for key in _OF_A_START}
-    return [*known, one]
+    starts = []
+    earlier_starts = manifest.get("earlier_starts")
+    if isinstance(earlier_starts, list):  # the file may have been edited
+        starts = [start for start in earlier_starts if isinstance(start, dict)]
+    last_start = {key: manifest.get(key) for key in _START_KEYS}
+    return [*starts, last_start]
 
 
 def parameters_of(model: nn.Module) -> dict[str, Any]:
-    """Returns the model's class and its number of parameters, including frozen ones.
+    """Returns the model's class, the number of all parameters, and the number of trained parameters.
 
     Uninitialised lazy parameters count as 0.
     """
@@ -147,7 +157,7 @@ def parameters_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _script() -> dict[str, str]:
-    """Returns the script that Python runs, with its source; {} without one."""
+    """Returns the path, digest and source of the script that Python runs; {} in an interactive session."""
     if (name := getattr(sys.modules["__main__"], "__file__", None)) is None:
         return {}
     try:
@@ -155,14 +165,19 @@ def _script() -> dict[str, str]:
     except OSError:
         return {}
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
-    is_short = len(data) <= _MOST_OF_A_SCRIPT
+    is_short = len(data) <= _MAX_SCRIPT_BYTES
     digest = hashlib.sha256(data).hexdigest()
     return {"path": name, "digest": f"sha256:{digest}", "source": text if is_short else ""}
 
 
 def announce_off(state: State, way_in: str) -> None:
-    """Writes a line with the algorithms that autoload="callbacks" keeps off; `way_in` lets one in."""
-    names = sorted(one["name"] for one in state.manifest["off"] if one["kind"] == "autoload")
+    """Writes a line with the algorithms that autoload="callbacks" leaves inactive.
+
+    Args:
+        way_in: the argument that activates an algorithm: `algorithms=[...]`.
+    """
+    off = state.manifest["off"]
+    names = sorted(plugin["name"] for plugin in off if plugin["kind"] == "autoload")
     if names and state.rank == 0 and state.settings.autoload == "callbacks":
         sys.stderr.write(f"eventloop: off, unless passed in {way_in}: {', '.join(names)}\n")
 
@@ -170,8 +185,9 @@ def announce_off(state: State, way_in: str) -> None:
 class RunFile:
     """Writes `manifest.json` into the folder of a run; a plugin of the core.
 
-    A folder that the user named gets it when the first fit begins, after the lock was acquired; a
-    generated folder as soon as it exists, as a run without files creates none.
+    If the user named the folder, the file is written when the first fit begins, after the lock was
+    acquired. A folder with a generated name is created with the run's first file, which may come later
+    or never, and the manifest follows as soon as the folder exists.
     """
 
     __slots__ = ("_has_begun", "_is_named", "_is_written", "_start")
@@ -184,39 +200,47 @@ class RunFile:
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        """Writes it once; a failure is raised on all ranks."""
-        if self._has_begun:  # rank 0 alone knows whether it is written
+        """Writes the manifest at the first fit; a failure is raised on all ranks."""
+        if self._has_begun:  # not `_is_written`, which only rank 0 sets: all ranks must gather
             return
         self._has_begun = True
-        as_first(lambda one: state.all_gather(one)[0], lambda: self._write(state))
+        as_first(lambda outcome: state.all_gather(outcome)[0], lambda: self._write(state))
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
-        """Writes it, if the folder exists by now."""
+        """Writes the manifest, if the run's folder exists by now."""
         self._write(state)
 
     @hookimpl
     def fit_end(self, state: State) -> None:
-        """Writes it, if that hasn't been possible before."""
+        """Writes the manifest, if it hasn't been possible before."""
         self._write(state)
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Adds how the run ended, and the results on the test sets with the weights used."""
-        if state.rank == 0 and (found := read_json(state.run_dir, RUN_MANIFEST)):
-            reason = state.stop_reason
-            now = {"tested": state.manifest.get("tested")}
-            end = {"status": status_of(reason), "reason": reason, **state.clock.moment()._asdict()}
-            try:
-                _put({**found, **now, "end": end}, state.run_dir)
-            except EventloopError as error:
-                if state.settings.on_save_error == "raise":
-                    raise
-                warnings.warn(f"how the run ended isn't noted: {error}", stacklevel=2)
+        """Adds the end of the run, and the results on the test sets with the weights used."""
+        if state.rank != 0:
+            return
+        manifest = read_json(state.run_dir, RUN_MANIFEST)
+        if not manifest:
+            return
+        reason = state.stop_reason
+        manifest["tested"] = state.manifest.get("tested")
+        manifest["end"] = {
+            "status": status_of(reason),
+            "reason": reason,
+            **state.clock.moment()._asdict(),
+        }
+        try:
+            _put(manifest, state.run_dir)
+        except EventloopError as error:
+            if state.settings.on_save_error == "raise":
+                raise
+            warnings.warn(f"the end of the run isn't recorded: {error}", stacklevel=2)
 
     @hookimpl
     def exception(self, state: State) -> None:
-        """Writes it, if the folder exists and no command has."""
+        """Writes the manifest of a failed run, if its generated folder exists."""
         if not self._is_named:
             self._write(state)
 
@@ -226,7 +250,8 @@ class RunFile:
         if not self._is_named:
             if not state.run_dir.is_dir():
                 return
-            # A command has written it into a folder that is new and has one writer.
+            # In a new folder, which has a single writer, an existing manifest is of this run: the command
+            # has written it.
             if (state.run_dir / RUN_MANIFEST).exists():
                 self._is_written = True
                 return

@@ -59,9 +59,9 @@ class Run:
     """A run: its State, its loop and the core's plugins.
 
     Attributes:
-        active: its plugins, and the plans of all hooks; empty before `freeze`.
+        active: the active plugins, and the plans of all hooks; empty before `freeze`.
         best_weights: loads the weights of the best evaluation for the test sets.
-        is_open: whether its plugins aren't closed.
+        is_open: whether `close` hasn't been called yet.
     """
 
     def __init__(
@@ -94,8 +94,11 @@ class Run:
         self.loop = loop = Loop(active, mover_to(device), processes, retry, numbers, best)
         self.bookkeeping = books = Bookkeeping(active, processes, numbers, device)
         training: Any = {"bookkeeping": books, "loop": loop, "feeds": loop.feeds, "saver": saver}
-        own = {"loss": books.loss}
-        self.capture = Capture(plans, loop.feeds, training, own, states, processes, request.task)
+        # Each rank saves its own part of the epoch's mean loss.
+        rank_state = {"loss": books.loss}
+        self.capture = Capture(
+            plans, loop.feeds, training, rank_state, states, processes, request.task
+        )
         self.state = State(
             settings=settings,
             device=device,
@@ -124,40 +127,51 @@ class Run:
             RunFile(start, is_named=settings.run_dir is not None),
             *request.core,
         )
-        self.core_plugins = [Plugin("core", "core", one) for one in targets]
+        self.core_plugins = [Plugin("core", "core", target) for target in targets]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes for the header: on the start, on features, on plugins."""
-        noted = outcomes_of(self.active.plans.header_note, self.state)
+        """The notes for the header: about the start, the model, features and plugins."""
         by_tokens = "loss: weighted by tokens, if labels are (N, T)"
+        model_notes = [
+            by_tokens if may_weigh_tokens(self.state) else "",
+            untrained_note(self.state),
+            evaluation_mode_note(self.state.model),
+        ]
+        core_notes = []
+        plugin_notes = []
+        for plugin, note in outcomes_of(self.active.plans.header_note, self.state):
+            if plugin.role == "core":
+                core_notes.append(note)
+            else:
+                plugin_notes.append(f"{plugin.name}: {note}")
         return (
             *self.start.notes,
-            *([by_tokens] if may_weigh_tokens(self.state) else []),
-            *([untrained] if (untrained := untrained_note(self.state)) else []),
-            *([in_eval] if (in_eval := evaluation_mode_note(self.state.model)) else []),
-            *(note for one, note in noted if one.role == "core"),
-            *(one.note for one in self._compiled),
-            *(f"{one.name}: {note}" for one, note in noted if one.role != "core"),
+            *filter(None, model_notes),
+            *core_notes,
+            *(compiled.note for compiled in self._compiled),
+            *plugin_notes,
         )
 
     def freeze(self, assembly: Registry) -> None:
-        """Creates the plans of all hooks; called again when a plugin has dropped out."""
+        """Creates the plans of all hooks; called again when a plugin is deactivated."""
         state = self.state
         self._compiled = compiled_of(assembly, state)
         self.active.freeze(assembly, state, (*self._compiled, *state.observers))
         self.processes.record_answers(self.active)
-        heard = (assembly.implementations[one] for one in ("log", "log_text"))
-        self._numbers.is_heard = any(heard)
+        # Without loggers, numbers needn't be copied to the host.
+        loggers = (assembly.implementations[hook] for hook in ("log", "log_text"))
+        self._numbers.is_heard = any(loggers)
         manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest = {**state.manifest, **manifest, "task": dict(self._origin or {})}
 
     @contextmanager
     def guarded(self, *, closing: bool = False) -> Iterator[None]:
-        """Calls `exception`, and `close` if `closing`, where the block raises; notes failures."""
+        """If the block raises, calls `exception`, and `close` if `closing`; adds their failures as notes."""
         state = self.state
         loop = self.loop
-        may_broadcast = any(one.facts.loss_may_broadcast for one in self.active.assembly.plugins)
+        plugins = self.active.assembly.plugins
+        may_broadcast = any(plugin.facts.loss_may_broadcast for plugin in plugins)
         shapes = nullcontext() if may_broadcast else shapes_must_match()
         try:
             with self.processes.watched(), state.precision.in_force(), shapes:
@@ -166,8 +180,9 @@ class Run:
             hide_frames(error)
             _note_moment(error, state)
             note_in_training(error, state)
-            late = failures_of(lambda: loop.deliver_everything(state, alone=True))
-            failures = late + outcomes_of(self.active.plans.exception, state, error)
+            # Loggers first get the numbers up to the error, without other ranks, which may be gone.
+            failures = failures_of(lambda: loop.deliver_everything(state, alone=True))
+            failures += outcomes_of(self.active.plans.exception, state, error)
             if closing:
                 failures += failures_of(self.close)
             for failure in failures:
@@ -175,21 +190,25 @@ class Run:
             raise
 
     def close(self) -> None:
-        """Closes every plugin once; raises the first failure, with the others as notes."""
+        """Closes every plugin once; raises the first failure, with further failures as notes."""
         if not self.is_open:
             return
         self.is_open = False
-        if failures := outcomes_of(self.active.plans.close, self.state):
-            first, *others = failures
-            for other in others:
-                note_later(first, other)
-            raise first
+        failures = outcomes_of(self.active.plans.close, self.state)
+        if failures:
+            for further_failure in failures[1:]:
+                note_later(failures[0], further_failure)
+            raise failures[0]
 
 
 def _note_moment(error: BaseException, state: State) -> None:
-    """Adds a note to an error outside of hooks, such as in a data loader: at which batch."""
-    is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
-    if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
+    """Adds the epoch and batch to an error from outside of hooks, such as from a data loader.
+
+    An error in a hook has a note with its plugin already.
+    """
+    is_own_error = isinstance(error, EventloopError) or not isinstance(error, Exception)
+    has_origin = notes_of(error, "origin") or notes_of(error, "given")
+    if not is_own_error and not has_origin:
         error.add_note(f"epoch {state.clock.epoch_number}, after batch {state.clock.batch}")
 
 

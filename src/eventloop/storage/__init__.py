@@ -1,12 +1,13 @@
 """Building blocks for packages that add a storage: the entry-point group `eventloop.storage`.
 
-An entry point's name is a URL scheme, such as `s3`, or `*` for all other schemes. It refers to a
-`UrlStorage`. One that copies files needs only `eventloop_remote`: `docs/how-to/add-a-storage.md`.
+The name of an entry point is a URL scheme, such as `s3`, or `*` for all other schemes; its object is a
+`UrlStorage`. A storage that copies whole files can build on `eventloop_remote` instead, see
+`docs/how-to/add-a-storage.md`.
 
 Attributes:
-    ALONE: The crew of a single rank.
-    MANIFEST: The name of the file that is written last.
-    MAX_MANIFEST_BYTES: The largest size of a manifest.
+    ALONE: The crew of a checkpoint that is written by a single rank.
+    MANIFEST: The name of the manifest file, which is written last: a checkpoint is complete once it exists.
+    MAX_MANIFEST_BYTES: The maximum size of a manifest.
 """
 
 from eventloop.checkpoint.locations import UrlCheckpoints, UrlStorage
