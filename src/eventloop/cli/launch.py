@@ -32,7 +32,8 @@ _PASSED = (*_STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])
 _STOPPED = (130, 143)
 _KILLED_S = 8.0  # after a failure, or a good end: more than a rank takes to end by itself
 # For processes that a rank leaves behind: to end by themselves, and after SIGTERM.
-_LEAVING_S, _LEFT_S = 1.0, 2.0
+_LEAVING_S = 1.0
+_LEFT_S = 2.0
 NPROC = CommandOption("nproc", "N", "train in N processes on this machine, as torchrun would")
 
 

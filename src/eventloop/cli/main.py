@@ -29,7 +29,8 @@ from eventloop.fixes import for_command
 from eventloop.safe_text import one_line
 from eventloop.signals import interrupted, is_interrupted, named_interrupts
 
-SUCCESS, BROKEN_PIPE = 0, 141
+SUCCESS = 0
+BROKEN_PIPE = 141
 
 _USAGE = "usage: eventloop COMMAND ...\n"
 

@@ -37,7 +37,8 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
     Raises:
         UsageError: it doesn't exist, or `--not-strict` or `--best` is used without weights.
     """
-    word, is_best = arguments.given.get("weights", ""), BEST_OPTION.name in arguments.given
+    word = arguments.given.get("weights", "")
+    is_best = BEST_OPTION.name in arguments.given
     if is_best and not word:
         raise UsageError(
             "--best, but no --weights that it could be said of", fix="add `--weights RUN`"

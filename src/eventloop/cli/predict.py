@@ -104,7 +104,8 @@ def _children(name: str, output: object) -> Iterator[tuple[str, object]]:
 
 def _chosen(trainer: Trainer, arguments: Arguments) -> dict[str, object]:
     require_eval_data(trainer, arguments)
-    loaders, name = trainer.state.eval_dataloaders, arguments.given.get("dataloader", "")
+    loaders = trainer.state.eval_dataloaders
+    name = arguments.given.get("dataloader", "")
     if name and name not in loaders:
         raise UsageError(
             f"no eval data loader is named {name!r}{closest(name, loaders)}",

@@ -119,7 +119,8 @@ class Check:
 
     def observed(self, one: Implementation) -> Implementation:
         """Returns the implementation with an eye on what it does."""
-        role, hook = one.plugin.role, one.hook.name
+        role = one.plugin.role
+        hook = one.hook.name
         if role == "core" and hook not in _TASK_INSIDE_CORE:
             return one
 
@@ -160,7 +161,8 @@ class Check:
         before = StateSnapshot(state, everything=everything) if one.plugin.role != "core" else None
         in_step = state.batch is not None and state.eval_name is None and one.hook.per != "run"
         self._under_way.append((one, state))
-        outer, self._replaced = self._replaced, {}
+        outer = self._replaced
+        self._replaced = {}
         try:
             with self._reads if in_step else nullcontext():
                 yield
@@ -168,7 +170,8 @@ class Check:
             self._under_way.pop()
             for verb, part in before.changes(state) if before is not None else ():
                 self._found_change(one, state, verb, part)
-            replaced, self._replaced = self._replaced, outer
+            replaced = self._replaced
+            self._replaced = outer
             for name, value in replaced.items():
                 if getattr(state, name) is not value:
                     self._found_change(one, state, "assigned", Part(name))

@@ -217,7 +217,8 @@ def _precision(given: str | Precision | None, device: str) -> str:
 
 
 def _saving(given: Mapping[str, Any]) -> dict[str, Any]:
-    folder, load_path = given["save_folder"], given["load_path"]
+    folder = given["save_folder"]
+    load_path = given["load_path"]
     if folder is None and given["autoresume"]:
         raise SettingError(
             "autoresume=True has no folder to look in", fix="give save_folder='runs/mine'"

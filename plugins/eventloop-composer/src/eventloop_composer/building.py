@@ -109,7 +109,8 @@ class _EveryEvent(Callback):
 def parts_of(model: ComposerModel, given: Mapping[str, Any]) -> Parts:
     """Returns what is trained, from checked arguments."""
     schedulers = ensure_tuple(given["schedulers"])
-    ratio, num_batches = given["scale_schedule_ratio"], given["train_subset_num_batches"]
+    ratio = given["scale_schedule_ratio"]
+    num_batches = given["train_subset_num_batches"]
     if ratio != 1.0 and not schedulers:
         raise SettingError(
             f"scale_schedule_ratio={ratio} has no effect without schedulers",
@@ -186,7 +187,8 @@ def evaluators_of(
 def loggers_of(given: Mapping[str, Any]) -> list[LoggerDestination]:
     """Returns the loggers that were passed, and those that Composer's trainer adds."""
     loggers = list(ensure_tuple(given["loggers"]))
-    stream, traces = given["console_stream"], given["log_traces"]
+    stream = given["console_stream"]
+    traces = given["log_traces"]
     if given["progress_bar"] and not any(isinstance(one, ProgressBarLogger) for one in loggers):
         loggers.append(ProgressBarLogger(stream=stream, log_traces=traces))
     if given["log_to_console"] and not any(isinstance(one, ConsoleLogger) for one in loggers):

@@ -9,7 +9,9 @@ from typing import Any
 from composer.core import Time, Timestamp
 
 # What stands for an object of Composer's in a nest.
-_TIME, _TIMESTAMP, _DELTA = "composer.Time", "composer.Timestamp", "timedelta"
+_TIME = "composer.Time"
+_TIMESTAMP = "composer.Timestamp"
+_DELTA = "timedelta"
 _COUNTED = (
     "iteration",
     "epoch",

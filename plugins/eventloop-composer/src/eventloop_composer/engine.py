@@ -38,7 +38,8 @@ class LeanEngine(Engine):
             return found
         traces = self._run_algorithms(event)
         if state.callbacks != self._known:
-            self._known, self._listening = list(state.callbacks), {}
+            self._known = list(state.callbacks)
+            self._listening = {}
         listening = self._listening.get(event)
         if listening is None:
             listening = self._listening[event] = _in_order(event, state.callbacks)

@@ -28,7 +28,8 @@ class SavedGradients:
 
     def drop(self) -> None:
         """Empties what the last batch left."""
-        stale, self._stale = self._stale, {}
+        stale = self._stale
+        self._stale = {}
         for optimizer in stale.values():
             optimizer.zero_grad()
 

@@ -43,7 +43,8 @@ class TrainerLogs:
     def begin(self) -> None:
         """Logs what runs where, and the seed."""
         found = get_composer_env_dict()
-        num_ranks, num_local = dist.get_world_size(), dist.get_local_world_size()
+        num_ranks = dist.get_world_size()
+        num_local = dist.get_local_world_size()
         device = type(self._theirs.device).__name__.removeprefix("Device").lower()
         for numbers in (
             {"composer_version": found["composer_version"]},

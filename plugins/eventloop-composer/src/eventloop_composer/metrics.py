@@ -57,7 +57,8 @@ class TrainMetrics:
     @hookimpl(trylast=True)
     def after_backward(self, state: State) -> None:
         """Counts the outputs of the microbatch."""
-        batch, self._batch = self._batch, None
+        batch = self._batch
+        self._batch = None
         model: Any = state.model
         with torch.no_grad(), model_eval_mode(state.wrapped_model):
             cast = state.precision.under_autocast(model.eval_forward)
@@ -67,7 +68,8 @@ class TrainMetrics:
 
     def end_batch(self) -> None:
         """Computes and logs them, where Composer's loggers or callbacks may want to know."""
-        mirror, metrics = self._session.mirror, self._metrics()
+        mirror = self._session.mirror
+        metrics = self._metrics()
         if mirror.theirs.train_metrics is None or not self._session.is_watched:
             return
         values = {name: metric.compute() for name, metric in metrics.items()}

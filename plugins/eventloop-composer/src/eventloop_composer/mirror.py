@@ -89,7 +89,8 @@ class Mirror:
 
     def fire(self, event: Event) -> None:
         """Runs an event of Composer's engine, and keeps both States in agreement."""
-        state, theirs = self.state, self.theirs
+        state = self.state
+        theirs = self.theirs
         microbatch = state.microbatch
         batch = state.batch if microbatch is None else microbatch
         outputs = state.outputs
@@ -158,7 +159,8 @@ class Mirror:
         """Makes the data loader of an evaluation or a prediction the active one."""
         theirs = self.theirs
         known = (theirs.dataloader, theirs.dataloader_label, theirs.dataloader_len)
-        self._training_loader, self._side_s = known, time.perf_counter()
+        self._training_loader = known
+        self._side_s = time.perf_counter()
         self.set_loader(loader, label, num_batches)
 
     def end_side(self) -> None:
@@ -170,7 +172,9 @@ class Mirror:
 
     def after_side_batch(self, since: Timestamp) -> Timestamp:
         """Returns the timestamp of an evaluation or a prediction, one batch of this rank later."""
-        count, then, self._side_s = self.state.current_count(), self._side_s, time.perf_counter()
+        count = self.state.current_count()
+        then = self._side_s
+        self._side_s = time.perf_counter()
         duration = timedelta(seconds=self._side_s - then)
         return since.to_next_batch(samples=count.samples, tokens=count.tokens, duration=duration)
 
@@ -180,7 +184,8 @@ class Mirror:
 
     def _take_duration(self) -> None:
         """Applies `max_duration` of Composer's State: stops the run or changes its duration."""
-        theirs, state = self.theirs, self.state
+        theirs = self.theirs
+        state = self.state
         self._max_duration = theirs.max_duration
         if theirs.max_duration is None:
             return

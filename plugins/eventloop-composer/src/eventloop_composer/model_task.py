@@ -109,7 +109,9 @@ class ModelTask:
         Raises:
             TaskError: it isn't a model of Composer's.
         """
-        model, theirs, parts = state.model, self._session.mirror.theirs, self.parts
+        model = state.model
+        theirs = self._session.mirror.theirs
+        parts = self.parts
         if not isinstance(model, ComposerModel):
             raise TaskError(
                 f"the model is {type(model).__name__}, not a ComposerModel",
@@ -128,7 +130,8 @@ class ModelTask:
 
     def take_evaluators(self, state: State, evaluators: Sequence[Evaluator]) -> None:
         """Evaluates over these sets from now on."""
-        theirs, model = self._session.mirror.theirs, state.model
+        theirs = self._session.mirror.theirs
+        model = state.model
         assert isinstance(model, ComposerModel)
         self.parts.evaluators = evaluators
         metrics = model.get_metrics(is_train=False) if evaluators else {}
@@ -194,7 +197,8 @@ class ModelTask:
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
         """Splits as the data's own specification does."""
-        data, theirs = self._data(state), self._session.mirror.theirs
+        data = self._data(state)
+        theirs = self._session.mirror.theirs
         size = state.microbatch_size or theirs.device_train_microbatch_size
         parts = [state.batch] if size is None else data.split_batch(state.batch, size)
         return [data.microbatch_transforms(one) for one in parts]
@@ -226,7 +230,8 @@ class ModelTask:
     @hookimpl
     def loss(self, state: State) -> Tensor:
         """Calls the model's loss; of several, it is the sum of means."""
-        model, mirror = state.model, self._session.mirror
+        model = state.model
+        mirror = self._session.mirror
         batch = state.batch if state.microbatch is None else state.microbatch
         return mirror.take_loss(model.loss(state.outputs, batch))  # type: ignore[operator]
 
@@ -262,7 +267,8 @@ class ModelTask:
 
     def ask_evaluators(self, state: State, event: str) -> bool:
         """Returns whether an eval set is due at an event; the evaluation that follows is over those."""
-        theirs, postponed = self._session.mirror.theirs, self._postponed
+        theirs = self._session.mirror.theirs
+        postponed = self._postponed
         due = [
             one.label
             for one in theirs.evaluators
@@ -303,7 +309,8 @@ class ModelTask:
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Any]) -> bool:
         """Has the model update its metrics."""
-        theirs, model = self._session.mirror.theirs, state.model
+        theirs = self._session.mirror.theirs
+        model = state.model
         for metric in metrics.values():
             found = model.update_metric(state.batch, state.outputs, metric)  # type: ignore[operator]
             theirs.metric_outputs = found or {}
@@ -311,7 +318,8 @@ class ModelTask:
 
     def end_eval(self, state: State) -> None:
         """Shows the results in Composer's State, and logs them to its loggers."""
-        mirror, label = self._session.mirror, state.eval_name
+        mirror = self._session.mirror
+        label = state.eval_name
         assert label is not None
         # Beside these, ours have what callbacks logged meanwhile.
         results = {

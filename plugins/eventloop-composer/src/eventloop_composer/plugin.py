@@ -91,14 +91,16 @@ class Composer:
         from eventloop_composer.gradients import SavedGradients
         from eventloop_composer.steps import Steps
 
-        self.session, self._task = session, task
+        self.session = session
+        self._task = task
         self.algorithms = session.algorithms
         self._loaded: Mapping[str, Any] | None = None
         self._is_complete = False
         for name in SAME:
             if name in session.events:
                 setattr(self, name, hookimpl(session.firing(name)))
-        self._gradients, self._steps = SavedGradients(session.is_watched), Steps(session)
+        self._gradients = SavedGradients(session.is_watched)
+        self._steps = Steps(session)
         for part in (self._gradients, self._steps):
             for name in part.hooks:
                 setattr(self, name, getattr(part, name))

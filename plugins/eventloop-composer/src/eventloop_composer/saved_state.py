@@ -27,7 +27,8 @@ class SavedState:
     """
 
     def __init__(self, state: State, theirs: ComposerState, callbacks: Sequence[Callback]) -> None:
-        self._state, self._theirs = state, theirs
+        self._state = state
+        self._theirs = theirs
         self._algorithms = Attributes(lambda: _by_place(theirs.algorithms))
         self._callbacks = Attributes(lambda: _by_place(callbacks), with_numbers=False)
         self._layers = Attributes(lambda: dict(state.model.named_modules()))

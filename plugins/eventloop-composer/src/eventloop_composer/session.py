@@ -87,9 +87,12 @@ class Session:
         run_name: str | None = None,
     ) -> None:
         own = [one for one in callbacks if isinstance(one, LoggerDestination)]
-        self.algorithms, self.loggers = list(algorithms), [*loggers, *own]
+        self.algorithms = list(algorithms)
+        self.loggers = [*loggers, *own]
         self.callbacks = [one for one in callbacks if one not in own]
-        self._passes, self._profiler, self._run_name = passes, profiler, run_name
+        self._passes = passes
+        self._profiler = profiler
+        self._run_name = run_name
         watching = [*self.callbacks, *self.loggers]
         self.is_watched = bool(watching)
         self.in_fit = False

@@ -166,7 +166,8 @@ class Steps:
         Args:
             trained: what `trained_names` returned then.
         """
-        states, self._states = self._states, None
+        states = self._states
+        self._states = None
         if states is None:
             return
         params = dict(state.model.named_parameters())
@@ -206,7 +207,8 @@ class _Closure:
     """The closure that Composer's trainer passes to an optimizer."""
 
     def __init__(self, steps: Steps, state: State, closure: Callable[[], Tensor]) -> None:
-        self._steps, self._closure = steps, closure
+        self._steps = steps
+        self._closure = closure
         assert state.loss is not None
         self._first: Tensor | None = state.loss
 
@@ -217,7 +219,8 @@ class _Closure:
             loss_dict: where Composer's adds losses up; they are logged once, of the first pass.
             ddp_sync: whether ranks exchange gradients; here they always do.
         """
-        first, self._first = self._first, None
+        first = self._first
+        self._first = None
         if first is not None:
             return first.item()
         with torch.enable_grad():

@@ -85,7 +85,8 @@ class Evaluated:
 
     def end_batch(self, clock: Clock) -> None:
         """Takes what was evaluated as a part of the batch that is done now, by our clock."""
-        self.in_batch_s, self._pending_s = self._pending_s, 0.0
+        self.in_batch_s = self._pending_s
+        self._pending_s = 0.0
         self.in_epoch_s = self.in_batch_s + (self.in_epoch_s if clock.batch_in_epoch > 1 else 0.0)
 
 

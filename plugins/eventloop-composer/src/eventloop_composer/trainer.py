@@ -198,12 +198,14 @@ class Trainer:
         self._plugin.mirror.restart()
 
     def _take_data(self, loader: Any, label: str, num_batches: int | None) -> None:
-        parts, state = self._model_task.parts, self.eventloop.state
+        parts = self._model_task.parts
+        state = self.eventloop.state
         if num_batches is not None:
             parts.num_batches = None if num_batches < 0 else num_batches
         if loader is not None:
             # Composer's own refuses what isn't shared out over the ranks; here it is too late for it.
-            parts.data, parts.label = ensure_data_spec(loader), label
+            parts.data = ensure_data_spec(loader)
+            parts.label = label
             state.train_dataloader = parts.data.dataloader
             state.num_batches = length_of(state.train_dataloader)
             size = getattr(parts.data.dataloader, "batch_size", None)

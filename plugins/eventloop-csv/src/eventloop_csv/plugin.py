@@ -79,7 +79,8 @@ class Csv:
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Records where the file ended; it is truncated when training resumes, not on loading."""
-        self._resumed_at, self._since = Position(**state) if state else None, []
+        self._resumed_at = Position(**state) if state else None
+        self._since = []
 
     def _cut(self, file: WideFile, place: Position) -> bool:
         return self._tried(lambda: file.cut_after(place))

@@ -47,7 +47,8 @@ class WideFile:
     """
 
     def __init__(self, folder: RunFolder, name: str) -> None:
-        self._folder, self._name = folder, name
+        self._folder = folder
+        self._name = name
         self.path = folder.path / name
         self._descriptor: int | None = None
         self._end = Position([], 0, [])
@@ -124,7 +125,8 @@ class WideFile:
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""
         if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
+            descriptor = self._descriptor
+            self._descriptor = None
             os.close(descriptor)
 
     def _open(self) -> int:

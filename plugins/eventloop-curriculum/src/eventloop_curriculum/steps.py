@@ -46,11 +46,13 @@ class Steps(Generic[T]):
         """
         if not self.values:
             return 0
-        unit, length = self.unit, 1.0
+        unit = self.unit
+        length = 1.0
         if unit == "dur":
             if duration is None:
                 raise ValueError("dur is a fraction of the run, whose max_duration isn't set")
-            unit, length = duration.unit, duration.value
+            unit = duration.unit
+            length = duration.value
         now = getattr(at, FIELDS[unit])
         return sum(now >= amount * length for amount in self._amounts)
 

@@ -59,7 +59,8 @@ def cut_and_paste(images_BCHW: Tensor, permutation_B: Tensor, box: Box) -> Tenso
     Returns:
         A new tensor of the same shape, dtype and memory format.
     """
-    rows, columns = slice(box.top, box.bottom), slice(box.left, box.right)
+    rows = slice(box.top, box.bottom)
+    columns = slice(box.left, box.right)
     mixed_BCHW = images_BCHW.clone()
     mixed_BCHW[:, :, rows, columns] = images_BCHW[:, :, rows, columns][permutation_B]
     return mixed_BCHW

@@ -60,7 +60,8 @@ class Cutmix:
             )
         if not owns_batch(state, self):
             return
-        images, targets = state.inputs, state.targets
+        images = state.inputs
+        targets = state.targets
         height, width = images.shape[2:]
         generator = state.generator("cutmix")
         permutation = torch.randperm(len(images), generator=generator, device=state.device)

@@ -100,7 +100,8 @@ class Distill:
         """Runs the task's forward with the teacher in the model's place, then with the model."""
         if state.microbatch is not None:
             assert self._model is not None
-            model, state.wrapped_model = state.wrapped_model, self._model
+            model = state.wrapped_model
+            state.wrapped_model = self._model
             try:
                 with torch.no_grad():
                     self._outputs = predictions(state.again())
@@ -115,7 +116,8 @@ class Distill:
         loss = yield
         if state.microbatch is None:
             return loss
-        logits, teachers = predictions(state.outputs), self._outputs
+        logits = predictions(state.outputs)
+        teachers = self._outputs
         _check_alike(logits, teachers)
         dim = class_dim(logits, state.targets)
         if logits.shape[dim] < 2:

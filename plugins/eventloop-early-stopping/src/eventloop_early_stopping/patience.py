@@ -66,7 +66,8 @@ class Waiting:
         Args:
             epoch: the number of the moment's epoch, from 1, for messages; None: as many as are done.
         """
-        self.since, self.reason = self._moment(at, epoch), None
+        self.since = self._moment(at, epoch)
+        self.reason = None
 
     def take(self, value: float, at: Moment, epoch: int | None = None) -> None:
         """Takes up a new value; the other arguments are as for `begin`."""
@@ -95,7 +96,8 @@ class Waiting:
         if self.best is None or self.since is None:
             return "gave no number"
         by = f" by {self._min_delta:g}" if self._min_delta else ""
-        epoch, batch = self.since.epoch, self.since.batch
+        epoch = self.since.epoch
+        batch = self.since.batch
         return f"hasn't improved{by} on {self.best:.6g} (epoch {epoch}, batch {batch})"
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,5 +108,6 @@ class Waiting:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         since = state["since"]
-        self.best, self.reason = state["best"], state["reason"]
+        self.best = state["best"]
+        self.reason = state["reason"]
         self.since = None if since is None else Since(*since)

@@ -81,7 +81,8 @@ class EarlyStopping:
             min_delta=self.min_delta,
             stops_at_nan=self.on_nan == "stop",
         )
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         if loaded is not None and loaded["watched"] == self._described():
             self._waiting.load_state_dict(loaded["waiting"])
             self._until = loaded["until"]

@@ -53,7 +53,8 @@ class Averages:
     """
 
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
-        params, names = dict(model.named_parameters()), list(names)
+        params = dict(model.named_parameters())
+        names = list(names)
         self._params = {name: params[name] for name in names if name in params}
         self._buffers = {name: _place(model, name) for name in names if name not in params}
         self._is_sharded = any(sharded(one) is not None for one in self._params.values())

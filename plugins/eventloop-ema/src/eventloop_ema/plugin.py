@@ -69,7 +69,8 @@ class Ema:
         self.rampup = rampup
         self.update_every = update_every
         self.averages: Averages | None = None
-        self._length, self._unit = 0.0, "ba"
+        self._length = 0.0
+        self._unit = "ba"
         self._names: list[str] = []
         self._loaded: dict[str, Any] = {}
         self._stepped: bool | Tensor = False
@@ -78,7 +79,8 @@ class Ema:
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
         """Forgets the averages of other weights; takes those that come with these."""
-        loaded, self._loaded = self._loaded, {}
+        loaded = self._loaded
+        self._loaded = {}
         done = yield
         self.averages = None
         self._go_on_from(loaded, state)
@@ -87,7 +89,8 @@ class Ema:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Finds what is averaged and over how long; a resumed run continues its saved averages."""
-        loaded, self._loaded = self._loaded, {}
+        loaded = self._loaded
+        self._loaded = {}
         if self.decay is not None:
             self._length = half_life_of(self.decay)
         else:
@@ -111,7 +114,8 @@ class Ema:
     @hookimpl(trylast=True)
     def batch_end(self, state: State) -> None:
         """Moves the averages after a step; they begin with the weights after the first."""
-        stepped, self._stepped = self._stepped, False
+        stepped = self._stepped
+        self._stepped = False
         if stepped is False:
             return
         if self.averages is None:

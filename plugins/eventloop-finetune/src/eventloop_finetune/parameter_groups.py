@@ -106,7 +106,8 @@ class Unfreeze:
         self._waiting = {}
         for pattern, time in self._until.items():
             try:
-                names, resolved = _matching(pattern, named), state.resolve(time)
+                names = _matching(pattern, named)
+                resolved = state.resolve(time)
             except ValueError as error:
                 raise TaskError(f"unfreeze: {error}") from None
             for name in names:

@@ -117,7 +117,8 @@ def shard(
 
 
 def _owns_its_parameters(part: nn.Module, model: nn.Module) -> bool:
-    inside, everywhere = _holders(part), _holders(model)
+    inside = _holders(part)
+    everywhere = _holders(model)
     return all(everywhere[param] == num for param, num in inside.items())
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.size, ctx.group = len(mine), group
+        ctx.size = len(mine)
+        ctx.group = group
         parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, mine.contiguous(), group)
         return torch.cat(parts)

@@ -126,7 +126,9 @@ class GradCache:
     @hookimpl
     def after_train_batch(self, state: State) -> None:
         """Lets the gradients go."""
-        self._grads, self._draws, self._loss = [], [], None
+        self._grads = []
+        self._draws = []
+        self._loss = None
 
     def _check(self, state: State, parts: Sequence[Any]) -> None:
         """Computes two microbatches, and one that is smaller, to see whether outputs can be joined."""
@@ -144,9 +146,11 @@ class GradCache:
 
     def _outputs_of(self, state: State, parts: Sequence[Any]) -> list[Any]:
         """Computes each microbatch without gradients; leaves buffers as they were."""
-        batch, outputs = state.batch, []
+        batch = state.batch
+        outputs = []
         buffers = [(one, one.clone()) for one in state.model.buffers()]
-        self._draws, self._loss = [], None
+        self._draws = []
+        self._loss = None
         with torch.no_grad():
             for part in parts:
                 state.batch = part

@@ -198,7 +198,8 @@ class LineFile:
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""
         if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
+            descriptor = self._descriptor
+            self._descriptor = None
             os.close(descriptor)
 
     def _open(self) -> int:
@@ -264,9 +265,11 @@ def _end_line(descriptor: int) -> None:
     num_bytes = os.fstat(descriptor).st_size
     if not num_bytes:
         return
-    half, start = b"", num_bytes
+    half = b""
+    start = num_bytes
     while start and b"\n" not in half:  # a text may be long
-        stop, start = start, max(0, start - _CHUNK_BYTES)
+        stop = start
+        start = max(0, start - _CHUNK_BYTES)
         half = os.pread(descriptor, stop - start, start) + half
     half = half.rpartition(b"\n")[2]
     ours = _START.encode()

@@ -58,7 +58,8 @@ class Jsonl:
             self._tried(self._file.set_aside)
             self._tried(functools.partial(self._file.append, self._since))
         if self._file is not None and self._resumed_at is not None:
-            place, self._resumed_at = self._resumed_at, None
+            place = self._resumed_at
+            self._resumed_at = None
             if self._tried(functools.partial(self._file.cut_after, place, self._is_surplus)):
                 self._tried(functools.partial(self._file.append, self._since))
 
@@ -88,7 +89,8 @@ class Jsonl:
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Records where the file ended; it is truncated when training resumes, not on loading."""
-        self._resumed_at, self._since = Position(**state) if "num_lines" in state else None, ""
+        self._resumed_at = Position(**state) if "num_lines" in state else None
+        self._since = ""
 
     def _append(self, state: StateView, text: str) -> None:
         if self._file is None:  # the trainer failed before it was complete

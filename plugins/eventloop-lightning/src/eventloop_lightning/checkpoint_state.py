@@ -67,7 +67,8 @@ class Keeping:
 
         It lacks what is under way: sums of `self.log`, accumulated gradients, what is frozen.
         """
-        trainer, module = self._trainer, self._trainer.lightning_module
+        trainer = self._trainer
+        module = self._trainer.lightning_module
         dumped = self._dumped()
         left_out = {*ELSEWHERE, *self._leave_out}
         saved = {key: one for key, one in dumped.items() if key not in left_out}
@@ -123,7 +124,8 @@ class Keeping:
     def _dumped(self) -> dict[str, Any]:
         """Returns a checkpoint of Lightning's; `on_save_checkpoint` is called once for each file."""
         trainer = self._trainer
-        connector, precision = trainer._checkpoint_connector, trainer.precision_plugin
+        connector = trainer._checkpoint_connector
+        precision = trainer.precision_plugin
         if self.in_file is None:
             dumped: dict[str, Any] = connector.dump_checkpoint(weights_only=False)
             return dumped
@@ -141,7 +143,8 @@ class Keeping:
 
     def _gradients(self) -> dict[str, Tensor]:
         """Returns gradients to which the next batch adds its own."""
-        trainer, module = self._trainer, self._trainer.lightning_module
+        trainer = self._trainer
+        module = self._trainer.lightning_module
         if module.automatic_optimization and not trainer.fit_loop._should_accumulate():
             return {}
         params = module.named_parameters()
@@ -201,7 +204,8 @@ class Keeping:
         """Restores loops, optimizers and schedulers, after `on_fit_start`."""
         if not self._loaded:
             return
-        trainer, module = self._trainer, self._trainer.lightning_module
+        trainer = self._trainer
+        module = self._trainer.lightning_module
         trainer._checkpoint_connector.restore_training_state()
         trainer._checkpoint_connector._loaded_checkpoint = {}
         for loop in _loops(trainer.fit_loop):
@@ -213,7 +217,8 @@ class Keeping:
             setattr(connector, name, value)
         trainer.fit_loop.epoch_loop._results.load_state_dict(self._loaded["results"], module)
         put_counts(module, self._loaded["counts"])
-        frozen, in_eval = set(self._loaded["frozen"]), set(self._loaded["in_eval_mode"])
+        frozen = set(self._loaded["frozen"])
+        in_eval = set(self._loaded["in_eval_mode"])
         gradients = self._loaded["gradients"]
         for name, param in module.named_parameters():
             param.requires_grad_(name not in frozen)
@@ -224,7 +229,8 @@ class Keeping:
 
     def put_epoch(self) -> None:
         """Restores what a callback set up at the start of the resumed epoch."""
-        trainer, module = self._trainer, self._trainer.lightning_module
+        trainer = self._trainer
+        module = self._trainer.lightning_module
         averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
         for one in averaging:
             one.on_train_epoch_start(trainer, module)

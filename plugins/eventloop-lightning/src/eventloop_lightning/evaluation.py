@@ -33,14 +33,17 @@ def predicted(trainer: Any, dataloader: Any) -> list[Any]:
     """Predicts for a data loader."""
     with _as(trainer, TrainerFn.PREDICTING, RunningStage.PREDICTING):
         loop = trainer.predict_loop
-        loop._data_source.instance, loop.return_predictions = dataloader, True
+        loop._data_source.instance = dataloader
+        loop.return_predictions = True
         return list(loop.run() or [])
 
 
 def computed_untrained(trainer: Any, calls: HookCalls, batch: Any) -> Any:
     """Runs the training step on a batch that isn't trained on; its numbers are forgotten."""
-    module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-    connector, results = trainer._logger_connector, loop._results
+    module = trainer.lightning_module
+    loop = trainer.fit_loop.epoch_loop
+    connector = trainer._logger_connector
+    results = loop._results
     hook = connector._current_fx
     # Copied, since metrics add in place to what they hold.
     counts = apply_to_collection(counts_of(module), Tensor, Tensor.clone)
@@ -50,14 +53,16 @@ def computed_untrained(trainer: Any, calls: HookCalls, batch: Any) -> Any:
         with _as(trainer, TrainerFn.FITTING, RunningStage.TRAINING):
             return TrainingStep(trainer, calls)(batch, 0)
     finally:
-        loop._results, connector._current_fx = results, hook
+        loop._results = results
+        connector._current_fx = hook
         put_counts(module, counts)
 
 
 def _in_fit(trainer: Any) -> list[dict[str, Any]]:
     """Validates amid training, as Lightning's epoch loop does."""
     trainer.validating = True
-    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+    connector = trainer._logger_connector
+    loop = trainer.fit_loop.epoch_loop
     first = connector._first_loop_iter
     if not loop._should_accumulate():
         call._call_lightning_module_hook(trainer, "on_validation_model_zero_grad")
@@ -71,7 +76,8 @@ def _in_fit(trainer: Any) -> list[dict[str, Any]]:
 def _as(trainer: Any, function: TrainerFn, stage: RunningStage) -> Iterator[None]:
     """Has the trainer be what runs this loop, for a while."""
     before = trainer.state.fn, trainer.state.stage
-    trainer.state.fn, trainer.state.stage = function, stage
+    trainer.state.fn = function
+    trainer.state.stage = stage
     try:
         yield
     finally:

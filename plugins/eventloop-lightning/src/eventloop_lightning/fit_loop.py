@@ -50,7 +50,8 @@ class FitLoop(_FitLoop):
         """Asks for the training data, unless they are there and stay."""
         if self._combined_loader is not None and not self._should_reload_train_dl:
             return
-        trainer, is_first = self.trainer, self._combined_loader is None
+        trainer = self.trainer
+        is_first = self._combined_loader is None
         if trainer.limit_train_batches == 0:
             return
         combined = self._request()
@@ -77,7 +78,8 @@ class FitLoop(_FitLoop):
 
     def _request(self) -> CombinedLoader:
         """Returns the data loader, or several, as Lightning hands them to its loop."""
-        trainer, source = self.trainer, self._data_source
+        trainer = self.trainer
+        source = self._data_source
         given = _request_dataloader(source)
         is_combined = isinstance(given, CombinedLoader)
         combined = given if is_combined else CombinedLoader(given, "max_size_cycle")
@@ -105,7 +107,8 @@ class FitLoop(_FitLoop):
 
     def _set_val_interval(self) -> None:
         """Sets after how many batches to validate, as Lightning's loop does."""
-        trainer, interval = self.trainer, self.trainer.val_check_interval
+        trainer = self.trainer
+        interval = self.trainer.val_check_interval
         if trainer._val_check_time_interval is not None:
             trainer.val_check_batch = None
             trainer._train_start_time = trainer._last_val_time = time.monotonic()

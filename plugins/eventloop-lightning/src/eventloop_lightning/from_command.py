@@ -65,7 +65,8 @@ def task(
         _take_settings(trainer, state)
         trainer.loggers = [DummyLogger()]  # some callbacks want one; the numbers go to eventloop's
         trainer.strategy._lightning_module = made
-        trainer.state.fn, trainer.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
+        trainer.state.fn = TrainerFn.FITTING
+        trainer.state.status = TrainerStatus.RUNNING
         trainer.training = True
         trainer._data_connector.attach_data(made, datamodule=datamodule)
 
@@ -88,7 +89,8 @@ def _take_settings(trainer: Any, state: State) -> None:
     elif interval.unit == "ep" and float(interval.value).is_integer():
         trainer.check_val_every_n_epoch = int(interval.value)
     elif interval.unit == "ba":
-        trainer.check_val_every_n_epoch, trainer.val_check_interval = None, int(interval.value)
+        trainer.check_val_every_n_epoch = None
+        trainer.val_check_interval = int(interval.value)
 
 
 def _take_clipping(trainer: Any, norm: float | None, value: float | None) -> None:

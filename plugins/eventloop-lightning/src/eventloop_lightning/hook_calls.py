@@ -34,7 +34,8 @@ class HookCalls:
         callbacks, own = self._known.get(name) or self._look_up(name)
         if not callbacks and own is None:
             return None
-        module, trainer = self._module, self._trainer
+        module = self._module
+        trainer = self._trainer
         # Without the search for a parameter or a buffer that a module's assignments begin with.
         attributes = vars(module)
         before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
@@ -50,8 +51,10 @@ class HookCalls:
         A metric that the module logs there is one that they may watch.
         """
         name = "on_train_epoch_end"
-        module, trainer = self._module, self._trainer
-        before, module._current_fx_name = module._current_fx_name, name
+        module = self._module
+        trainer = self._trainer
+        before = module._current_fx_name
+        module._current_fx_name = name
         watching = [one for one in trainer.callbacks if isinstance(one, EarlyStopping | Checkpoint)]
         for one in trainer.callbacks:
             if one not in watching:

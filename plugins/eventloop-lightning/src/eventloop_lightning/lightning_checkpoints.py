@@ -55,7 +55,8 @@ class ResumableFiles:
     """
 
     def __init__(self, trainer: Any, keeping: Keeping) -> None:
-        self._trainer, self._keeping = trainer, keeping
+        self._trainer = trainer
+        self._keeping = keeping
         self._waiting: dict[str, _Written] = {}
         self._rest: dict[str, Any] | None = None
         self.lend: Callable[[], dict[str, Tensor]] | None = None
@@ -95,7 +96,8 @@ class ResumableFiles:
         """Writes the files of this batch once more, with where the run is now."""
         if not self._waiting:
             return
-        waiting, self._waiting = [*self._waiting.values()], {}
+        waiting = [*self._waiting.values()]
+        self._waiting = {}
         rest = self._captured(state, waiting[-1].content)
         weights = {} if self.lend is None else {"state_dict": self.averages(state)}
         if state.rank == 0:
@@ -124,11 +126,13 @@ class ResumableFiles:
 
     def _captured(self, state: State, content: Mapping[str, Any]) -> dict[str, Any]:
         self._keeping.in_file = content
-        batch, state.batch = state.batch, None  # of one that has failed, nothing is in a file
+        batch = state.batch
+        state.batch = None  # of one that has failed, nothing is in a file
         try:
             captured = state.capture()
         finally:
-            self._keeping.in_file, state.batch = None, batch
+            self._keeping.in_file = None
+            state.batch = batch
         rest = {"batch": state.clock.batch, "version": eventloop.__version__}
         return _copied({**rest, "facts": captured.facts, "parts": captured.parts})
 
@@ -167,7 +171,8 @@ def _with_rest(content: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str
     parts = {"model": content["state_dict"], **rest["parts"]}
     if "plugins" in parts:  # of rank 0, which writes
         task = parts["plugins"]["task"]
-        hidden, states = task["state"]["hidden_optimizers"], content["optimizer_states"]
+        hidden = task["state"]["hidden_optimizers"]
+        states = content["optimizer_states"]
         shown = [one for idx, one in enumerate(states) if str(idx) not in hidden]
         parts["optimizers"] = dict(zip(saved["optimizers"], shown, strict=True))
         now = {key: one for key, one in content.items() if key not in (*ELSEWHERE, "loops")}

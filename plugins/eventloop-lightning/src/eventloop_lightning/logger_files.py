@@ -48,7 +48,8 @@ class Table(ExperimentWriter):
 
     def cut(self, columns: Sequence[str], num_rows: int) -> None:
         """Takes back the rows after a checkpoint, and the columns that came with them."""
-        path, rows = Path(self.metrics_file_path), []
+        path = Path(self.metrics_file_path)
+        rows = []
         if path.is_file():
             with path.open(newline="") as file:
                 rows = list(csv.DictReader(file))[:num_rows]
@@ -59,7 +60,8 @@ class Table(ExperimentWriter):
                 stacklevel=2,
             )
         self.metrics.clear()
-        self.metrics_keys, self._num_rows = list(columns), len(rows)
+        self.metrics_keys = list(columns)
+        self._num_rows = len(rows)
         if rows:
             self._replace(rows)
         else:

@@ -88,7 +88,8 @@ class Automatic:
 
     def train(self, state: State, *, accumulates: bool) -> None:
         """Trains on the batch at hand, and steps unless gradients are accumulated."""
-        self._state, self._has_passed = state, False
+        self._state = state
+        self._has_passed = False
         self._batch_idx = self._epoch_loop.batch_idx
         wrapped = self._trainer.strategy._lightning_optimizers[0]
         self._optimizer = wrapped._optimizer
@@ -111,7 +112,8 @@ class Automatic:
 
     def output(self) -> dict[str, Any]:
         """Returns the outputs that are passed to `on_train_batch_end`."""
-        loss, self._loss = self._loss, None
+        loss = self._loss
+        self._loss = None
         return {} if loss is None else {"loss": loss, **self._extra}
 
     def step(self, optimizer: Any, closure: Closure, **kwargs: Any) -> Any:
@@ -188,16 +190,15 @@ class Automatic:
     def _compute(self, state: State) -> Tensor | None:
         """Runs the training step; stores the outputs for `on_train_batch_end`."""
         batch = state.batch if state.microbatch is None else state.microbatch
-        given, num = (
-            self._training_step(batch, self._batch_idx),
-            self._trainer.accumulate_grad_batches,
-        )
+        given = self._training_step(batch, self._batch_idx)
+        num = self._trainer.accumulate_grad_batches
         if isinstance(given, Tensor):
             loss: Tensor | None = given / num if num > 1 else given
             self._extra = {}
         else:
             result = ClosureResult.from_training_step_output(given, num)
-            loss, self._extra = result.closure_loss, result.extra
+            loss = result.closure_loss
+            self._extra = result.extra
         self._loss = None if loss is None else loss.detach()
         return loss
 
@@ -205,7 +206,8 @@ class Automatic:
         return not self._batch_idx % self._trainer.accumulate_grad_batches
 
     def _zero_grad(self) -> None:
-        progress, optimizer = self._progress.zero_grad, self._optimizer
+        progress = self._progress.zero_grad
+        optimizer = self._optimizer
         progress.increment_ready()
         self._calls.tell("on_before_zero_grad", optimizer)
         progress.increment_started()
@@ -269,7 +271,8 @@ class Manual:
 
     def output(self) -> dict[str, Any]:
         """Returns the outputs that are passed to `on_train_batch_end`."""
-        output, self._output = self._output, {}
+        output = self._output
+        self._output = {}
         return output
 
     def step(self, optimizer: Any, closure: Closure, **kwargs: Any) -> Any:
@@ -324,11 +327,14 @@ class _FirstKnown:
     """
 
     def __init__(self, closure: Closure, loss: Tensor | None, optimizer: Any) -> None:
-        self._closure, self._loss, self._optimizer = closure, loss, optimizer
+        self._closure = closure
+        self._loss = loss
+        self._optimizer = optimizer
         self._versions = self._now()
 
     def __call__(self) -> Tensor | None:
-        loss, self._loss = self._loss, None
+        loss = self._loss
+        self._loss = None
         return self._closure() if loss is None or self._now() != self._versions else loss
 
     def _now(self) -> list[int]:

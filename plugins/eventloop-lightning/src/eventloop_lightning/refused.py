@@ -89,7 +89,8 @@ def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fi
 
 def _require_ranks(arguments: Mapping[str, Any]) -> None:
     """Refuses a number of devices that isn't the number of processes that there are."""
-    devices, nodes = arguments.get("devices", "auto"), arguments.get("num_nodes", 1)
+    devices = arguments.get("devices", "auto")
+    nodes = arguments.get("num_nodes", 1)
     if isinstance(devices, Sequence) and not isinstance(devices, str):
         devices = len(devices)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -47,13 +47,17 @@ class BatchNumbers:
 
     def begin(self, batch: Any) -> None:
         """Keeps the batch, of which the size is a number's weight."""
-        connector, results = self._connector, self._results
+        connector = self._connector
+        results = self._results
         connector._first_loop_iter = connector._first_loop_iter is None
-        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        results.batch = batch
+        results.batch_size = None
+        results.dataloader_idx = None
 
     def end(self) -> None:
         """Has callbacks see what was logged, as it is now."""
-        connector, results = self._connector, self._results
+        connector = self._connector
+        results = self._results
         if results:
             metrics = results.metrics(on_step=True)
             connector._progress_bar_metrics.update(metrics["pbar"])
@@ -63,7 +67,8 @@ class BatchNumbers:
 
     def deliver(self) -> None:
         """Hands the numbers of a step to the loggers, every so many steps."""
-        trainer, interval = self._trainer, self._trainer.log_every_n_steps
+        trainer = self._trainer
+        interval = self._trainer.log_every_n_steps
         is_due = interval and not (self._loop._batches_that_stepped + 1) % interval
         if is_due or trainer.should_stop or trainer.fast_dev_run:
             self._connector.update_train_step_metrics()

@@ -82,7 +82,8 @@ def _is_like(value: Any, metric: Any) -> bool:
 
 
 def _taken(one: Any) -> dict[str, Any]:
-    meta, sync = one.meta, one.meta.sync
+    meta = one.meta
+    sync = one.meta.sync
     # Lightning takes no others: torch's functions, Python's, and their names.
     names = [name for name in _REDUCE if getattr(meta, f"is_{name}_reduction")]
     return {
@@ -107,7 +108,8 @@ def _made(
         metric.value = module.get_submodule(meta.metric_attribute)
     for name, value in saved["values"].items():
         setattr(metric, name, value)
-    metric.has_reset, metric._update_count = saved["has_reset"], saved["updates"]
+    metric.has_reset = saved["has_reset"]
+    metric._update_count = saved["updates"]
     return metric
 
 

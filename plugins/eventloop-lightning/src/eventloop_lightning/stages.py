@@ -77,7 +77,8 @@ def move_schedulers(loop: Any, *, of_step: bool = True) -> None:
 
 def is_validation_due(loop: Any) -> bool:
     """Returns whether Lightning's loop would validate after this batch."""
-    trainer, progress = loop.trainer, loop.batch_progress
+    trainer = loop.trainer
+    progress = loop.batch_progress
     is_timed = trainer._val_check_time_interval is not None
     if not (is_timed or progress.is_last_batch or trainer.should_stop):
         is_over_epochs = trainer.check_val_every_n_epoch is None
@@ -99,7 +100,8 @@ def end_advance(loop: Any, *, accumulates: bool) -> None:
 
 def end_epoch(trainer: Any, calls: HookCalls) -> None:
     """Calls `on_train_epoch_end`, and what follows it."""
-    fit_loop, connector = trainer.fit_loop, trainer._logger_connector
+    fit_loop = trainer.fit_loop
+    connector = trainer._logger_connector
     loop = fit_loop.epoch_loop
     connector.epoch_end_reached()
     fit_loop.epoch_progress.increment_processed()

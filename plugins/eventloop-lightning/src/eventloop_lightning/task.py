@@ -181,7 +181,8 @@ class LightningTask:
         """Calls what Lightning calls before its first epoch, from `on_fit_start` on."""
         for one in self._modes:
             one.training = False
-        trainer, calls = self._trainer, self._calls
+        trainer = self._trainer
+        calls = self._calls
         if state.settings.run_dir is not None:
             self._keeping.require_savable()
         self._keeping.put_files()
@@ -201,7 +202,8 @@ class LightningTask:
         if not state.resumed and stages.is_done(self._trainer):
             state.request_stop("Lightning's trainer was stopped before the first batch")
             self._fit_loop.draw_seeds()
-        epochs, length = self._fit_loop.max_epochs - self._fit_loop.first[0], state.duration
+        epochs = self._fit_loop.max_epochs - self._fit_loop.first[0]
+        length = state.duration
         if length is not None and length.unit == "ep" and state.until == length:
             state.until = Time(max(epochs, length.value), "ep")
         yield
@@ -242,7 +244,8 @@ class LightningTask:
     @hookimpl
     def batch_start(self, state: State) -> None:
         """Calls `on_train_batch_start`, whose -1 ends the epoch."""
-        progress, batch = self._progress, state.batch
+        progress = self._progress
+        batch = state.batch
         if self._is_unseen:  # stopped at the start of the epoch: Lightning takes no batch
             self._ends_epoch = True
             set_rng_states(self._before_epoch)
@@ -252,7 +255,8 @@ class LightningTask:
         progress.increment_ready()
         progress.is_last_batch = self._is_last(progress.current.ready)
         self._numbers.begin(batch)
-        self._batch, self._in_batch = batch, True
+        self._batch = batch
+        self._in_batch = True
         if self._calls.tell("on_train_batch_start", batch, progress.current.ready - 1) == -1:
             self._ends_epoch = progress.is_last_batch = True
         else:
@@ -326,7 +330,8 @@ class LightningTask:
         yield
         if self._is_unseen:
             return
-        loop, is_skipped = self._epoch_loop, self._ends_epoch
+        loop = self._epoch_loop
+        is_skipped = self._ends_epoch
         self._in_batch = False
         if is_skipped or not self._accumulates:
             stages.move_schedulers(loop, of_step=not is_skipped)
@@ -454,8 +459,10 @@ class LightningTask:
         return number == loop.num_batches or bool(getattr(loop.loader, "is_last", False))
 
     def _end_batch(self) -> None:
-        batch, self._batch = self._batch, None
-        progress, numbers = self._progress, self._numbers
+        batch = self._batch
+        self._batch = None
+        progress = self._progress
+        numbers = self._numbers
         output = self._optimization.output()
         self._calls.tell("on_train_batch_end", output, batch, progress.current.ready - 1)
         numbers.end()

@@ -79,7 +79,8 @@ class Trainer(LightningTrainer):
     ) -> None:
         self.eventloop_settings = dict(settings or {})
         self._leave_out = tuple(leave_out)
-        self._algorithms, self._watchers = algorithms, list(watchers)
+        self._algorithms = algorithms
+        self._watchers = list(watchers)
         is_silent = arguments.get("enable_progress_bar") is False
         names = [getattr(watcher, "name", None) for watcher in watchers]
         if is_silent and NoProgress.name not in names:
@@ -166,7 +167,8 @@ class Trainer(LightningTrainer):
         }
 
     def _duration(self, model: LightningModule) -> str:
-        epochs, steps = self.fit_loop.max_epochs, self.max_steps
+        epochs = self.fit_loop.max_epochs
+        steps = self.max_steps
         past_epochs, past_steps = self.fit_loop.first
         if epochs is None and steps == -1:
             epochs = 1000

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from eventloop import StateView, Url
 
 _AGAIN_AFTER_S = 60.0
-_MOST_WAITING, _MOST_TEXTS = 100_000, 1_000
+_MOST_WAITING = 100_000
+_MOST_TEXTS = 1_000
 
 
 class Mlflow:
@@ -67,8 +68,12 @@ class Mlflow:
             raise ValueError(f"on_error={on_error!r} is neither raise nor warn")
         if not (send_every_s >= 0 and math.isfinite(send_every_s)):
             raise ValueError(f"send_every_s={send_every_s!r} is not a number of seconds")
-        self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
-        self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self.run_name = run_name
+        self.checkpoints = checkpoints
+        self.on_error = on_error
+        self.send_every_s = send_every_s
         self._begin: Callable[[], str] | None = None
         self._background: BackgroundCall | None = None
         # The run's id in MLflow: once it has begun here, and where it may be from a checkpoint.
@@ -123,7 +128,8 @@ class Mlflow:
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Keeps the numbers until they are sent."""
         if at.batch > self._step:
-            self._step, self._num_sent = at.batch, Counter()
+            self._step = at.batch
+            self._num_sent = Counter()
         now_ms = time.time_ns() // 1_000_000
         for name, value in numbers.items():
             known = accepted_name(name)
@@ -183,7 +189,8 @@ class Mlflow:
         if self._is_failing and self.on_error == "warn" and num_lost + num_texts:
             lost = f"{num_lost} numbers" + (f" and {num_texts} texts" if num_texts else "")
             warnings.warn(f"{lost} never reached {self.tracking_uri}", stacklevel=2)
-        self._points_out, self._texts_out = [], {}
+        self._points_out = []
+        self._texts_out = {}
         self._num_lost = self._num_texts_lost = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,15 +205,20 @@ class Mlflow:
         """Restores the run's id; the run is looked up when training resumes."""
         self._was_loaded = True
         # In older checkpoints the id stands beside the step.
-        self._run_id, self._step = state.get("of_this_run", state)["run_id"], state["step"]
+        self._run_id = state.get("of_this_run", state)["run_id"]
+        self._step = state["step"]
         self._num_sent = Counter(state["told"])
 
     def _beginning(self, state: StateView) -> Callable[[], str]:
         """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
-        batch, run_dir, manifest = state.clock.batch, str(state.run_dir.absolute()), state.manifest
+        batch = state.clock.batch
+        run_dir = str(state.run_dir.absolute())
+        manifest = state.manifest
         # Naming a checkpoint to resume from begins another run.
         goes_on = (batch > 0 or self._was_loaded) and state.settings.resume == "auto"
-        run_id, step, num_sent = self._run_id, self._step, dict(self._num_sent)
+        run_id = self._run_id
+        step = self._step
+        num_sent = dict(self._num_sent)
         start_ms = time.time_ns() // 1_000_000
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
         description = parameters(manifest), tags(manifest), plain(manifest)
@@ -257,7 +269,8 @@ class Mlflow:
         """Waits for the thread, if there is one; its failure is dealt with."""
         if self._background is not None:
             self._background.wait()  # Ctrl-C here leaves to the thread what it sends
-            call, self._background = self._background, None
+            call = self._background
+            self._background = None
             self._tried(call.result)
 
     def _now(self, call: Callable[[], None]) -> None:
@@ -278,7 +291,8 @@ class Mlflow:
         """Puts what waits behind what could not be sent; without a thread."""
         self._points_out += self._waiting
         self._texts_out |= self._texts
-        self._waiting, self._texts = [], {}
+        self._waiting = []
+        self._texts = {}
         self._num_lost += max(0, len(self._points_out) - _MOST_WAITING)
         del self._points_out[:-_MOST_WAITING]
         while len(self._texts_out) > _MOST_TEXTS:
@@ -286,7 +300,8 @@ class Mlflow:
             del self._texts_out[next(iter(self._texts_out))]
 
     def _send(self) -> None:
-        points, texts = self._points_out, self._texts_out
+        points = self._points_out
+        texts = self._texts_out
         points[:] = [one for one in points if self._is_new(one)]
         while points:
             self._call("send", points[:POINTS_AT_ONCE])
@@ -306,7 +321,8 @@ class Mlflow:
     def _end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         def end() -> None:
             self._send()
-            path, self._last_checkpoint = self._last_checkpoint, None
+            path = self._last_checkpoint
+            self._last_checkpoint = None
             if path is not None:
                 self._call("add_files", str(path), "checkpoints")
             self._call("set_status", status)

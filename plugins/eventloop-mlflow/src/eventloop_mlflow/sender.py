@@ -51,7 +51,8 @@ class Sender:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._calling, self.starting = Lock(), Lock()
+        self._calling = Lock()
+        self.starting = Lock()
 
     def start(self) -> subprocess.Popen[bytes]:
         """Starts the process, and another one in the place of one that has ended."""
@@ -108,10 +109,12 @@ class Sender:
         if self._process is not None:
             self._process.returncode = 0  # no child of the fork's
             self._drop()
-        self._calling, self.starting = Lock(), Lock()
+        self._calling = Lock()
+        self.starting = Lock()
 
     def _drop(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         for one in (process.stdin, process.stdout) if process is not None else ():
             assert one is not None
             one.close()

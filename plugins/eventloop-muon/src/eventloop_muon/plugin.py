@@ -70,7 +70,8 @@ class Muon:
         self.hidden = hidden
         self.not_hidden = not_hidden or []
         self._note = ""
-        self._is_asking, self._of_task = False, list[str]()
+        self._is_asking = False
+        self._of_task = list[str]()
         self._has_shards = False
 
     @hookimpl
@@ -104,7 +105,8 @@ class Muon:
             return (yield)
         self._is_asking = True
         made = yield
-        self._is_asking, self._of_task = False, list(made)
+        self._is_asking = False
+        self._of_task = list(made)
         again: dict[str, Optimizer] = state.again()
         return again
 

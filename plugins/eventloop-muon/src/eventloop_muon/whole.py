@@ -28,7 +28,9 @@ def whole_matrices() -> Iterator[None]:
         from torch.distributed.tensor import DTensor
 
         held = shard_of(alone(one.full_tensor(), *given), one)
-        mesh, places, shape = one.device_mesh, one.placements, one.shape
+        mesh = one.device_mesh
+        places = one.placements
+        shape = one.shape
         return DTensor.from_local(
             held, mesh, places, run_check=False, shape=shape, stride=one.stride()
         )

@@ -111,7 +111,8 @@ class MainCallback(Callback):
         """Leaves `runner.output` and `runner.loss`, from the batch's inputs and its target."""
         *inputs, target = runner.batch
         output = runner.model(*inputs)
-        runner.output, runner.target = output, target
+        runner.output = output
+        runner.target = target
         runner.loss = runner.criterion(*_listed(output), *_listed(target))
 
     def on_iter_backward(self, runner: Any) -> None:

@@ -108,7 +108,8 @@ class Orca:
     @hookimpl
     def before_backward(self, state: State) -> None:
         """Shows the callbacks the outputs and the loss, whichever plugin computed them."""
-        self._runner.output, self._runner.loss = state.outputs, state.loss
+        self._runner.output = state.outputs
+        self._runner.loss = state.loss
 
     @hookimpl
     def epoch_checkpoint(self, state: State) -> None:

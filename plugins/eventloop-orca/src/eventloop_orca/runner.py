@@ -70,7 +70,8 @@ class Runner:
 
     def begin_run(self) -> None:
         """Lets `num_epochs` be changed, and forgets an earlier stop."""
-        self._is_stopped, self._is_before_run = False, True
+        self._is_stopped = False
+        self._is_before_run = True
         self.end_iteration()
 
     def end_begin_run(self) -> None:
@@ -100,7 +101,8 @@ class Runner:
     @property
     def num_epochs(self) -> int | None:
         """How many epochs the run has, from its start; None where its length isn't known in them."""
-        until, length = self._state.until, self._state.num_batches
+        until = self._state.until
+        length = self._state.num_batches
         if until.unit == "ep":
             return int(until.value)
         return math.ceil(until.value / length) if until.unit == "ba" and length else None
@@ -176,7 +178,8 @@ class Runner:
     @property
     def val_loader(self) -> Any:
         """The data loader of the validation under way, else of the first; None without any."""
-        loaders, name = self._state.eval_dataloaders, self._state.eval_name
+        loaders = self._state.eval_dataloaders
+        name = self._state.eval_name
         return next(iter(loaders.values()), None) if name is None else loaders[name]
 
     @property

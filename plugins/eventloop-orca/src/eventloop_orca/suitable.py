@@ -24,7 +24,8 @@ def problems_with_main(state: State, points: Points) -> Iterator[str]:
 
 def _problems_with_steps(state: State) -> Iterator[str]:
     """Yields what else is wrong if the callback makes the optimizer step itself."""
-    settings, instead = state.settings, "without its on_iter_backward, eventloop makes the step"
+    settings = state.settings
+    instead = "without its on_iter_backward, eventloop makes the step"
     if state.precision.name in ("bf16", "fp16"):
         yield f"its on_iter_backward isn't made for precision {state.precision.name}; {instead}"
     if settings.microbatch_size is not None:

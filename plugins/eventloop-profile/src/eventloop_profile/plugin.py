@@ -42,7 +42,9 @@ class Profile:
                 f"Profile(wait={wait}, warmup={warmup}, active={active}): wait is 0 or more, "
                 "warmup and active are 1 or more"
             )
-        self.wait, self.warmup, self.active = wait, warmup, active
+        self.wait = wait
+        self.warmup = warmup
+        self.active = active
         self.path: Path | None = None
         self._profiler: profile | None = None
         self._averages: Any = None
@@ -89,7 +91,8 @@ class Profile:
     def close(self) -> None:
         """Stops the profiler, if anything left it running, and prints the table, once."""
         self._stop()
-        folder, self._folder = self._folder, None
+        folder = self._folder
+        self._folder = None
         if folder is None:
             return
         lines = self.table().split("\n")
@@ -117,6 +120,7 @@ class Profile:
         self._averages = profiler.key_averages()
 
     def _stop(self) -> None:
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         if profiler is not None:
             profiler.stop()

@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 GAP = 2
-NARROWEST, WIDEST = 8, 40
+NARROWEST = 8
+WIDEST = 40
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ class Terminal:
 
     def draw(self, fields: Sequence[Field], frac: float) -> None:
         """Draws the bar over the previous one."""
-        self._line.fields, self._line.frac = fields, frac
+        self._line.fields = fields
+        self._line.frac = frac
         if self._live is None:
             self._live = Live(self._line, console=self._console, auto_refresh=False)
             self._live.start()
@@ -94,7 +95,8 @@ class Terminal:
     def close(self, *, keep: bool) -> None:
         """Ends the drawing; the cursor is shown again."""
         if self._live is not None:
-            live, self._live = self._live, None
+            live = self._live
+            self._live = None
             live.transient = not keep
             live.stop()
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from eventloop.toolbox import one_line, short, shortened
 
-MOST_ROWS, MOST_CHARS = 8, 200
+MOST_ROWS = 8
+MOST_CHARS = 200
 Text = str | Mapping[str, Sequence[Any]]
 _CELL = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
 
@@ -19,12 +20,14 @@ def lines_of(name: str, text: Text) -> Iterator[str]:
     if isinstance(text, str):
         lines = text.split("\n")
         yield from (f"  {one_line(line, MOST_CHARS)}" for line in lines[:MOST_ROWS])
-        left_out, what = len(lines) - MOST_ROWS, "lines"
+        left_out = len(lines) - MOST_ROWS
+        what = "lines"
     else:
         for row in _rows(text):
             pairs = zip(text, row, strict=True)
             yield "  " + "  ".join(f"{_cell(column)}: {_cell(one)}" for column, one in pairs)
-        left_out, what = _num_rows(text) - MOST_ROWS, "rows"
+        left_out = _num_rows(text) - MOST_ROWS
+        what = "rows"
     if left_out > 0:
         yield f"  ... {left_out:,} more {what}"
 

@@ -69,7 +69,9 @@ class Notebook:
             self._write()
         self._replace = None
         self._rows.clear()
-        self._notes, self._texts, self._bar = [], {}, ""
+        self._notes = []
+        self._texts = {}
+        self._bar = ""
 
     def _write(self) -> None:
         notes = "".join(f"<div><small>{escape(one)}</small></div>" for one in self._notes)

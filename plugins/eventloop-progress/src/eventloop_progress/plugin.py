@@ -81,7 +81,8 @@ class Progress:
     def fit_start(self, state: StateView) -> None:
         """Draws the bar for the first time; notes where a resumed run starts."""
         self._display = display_on(self.console)
-        now, num_batches = time.perf_counter(), state.num_batches
+        now = time.perf_counter()
+        num_batches = state.num_batches
         self._fit = EpochLine(state.clock, state.until, now, num_batches)
         frac = frac_done(state.clock, state.until, num_batches)
         self._pace = Pace(now, state.clock.sample, frac)
@@ -148,7 +149,8 @@ class Progress:
         if self._fit is None:
             self._display.close(keep=False)
             return
-        clock, loss = state.clock, mean_loss(state)
+        clock = state.clock
+        loss = mean_loss(state)
         results = scalars({name: state.eval_metrics[name] for name in state.eval_sets})
         train = {} if loss is None or _TRAIN in results else {_TRAIN: {"loss": loss}}
         epoch = clock.epoch + (clock.batch_in_epoch > 0)
@@ -227,7 +229,8 @@ class Progress:
             self._draw_at = now + self._interval_s
 
     def _fields(self, state: StateView, fit: EpochLine, now: float, *, ended: bool) -> list[Field]:
-        left, speed = self._pace.seconds_left, self._pace.samples_per_s
+        left = self._pace.seconds_left
+        speed = self._pace.samples_per_s
         if ended:
             time_text = clock_time(self._pace.elapsed_s(now))
         else:

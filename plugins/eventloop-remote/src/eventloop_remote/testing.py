@@ -70,7 +70,8 @@ def _check_files(remote: RemoteFolder, copy: Path) -> None:
 
 def _check_half_upload(remote: RemoteFolder, copy: Path) -> None:
     """Uploads one file of two, as a process does that is killed, and removes it."""
-    name, file = "ba00000009.1-00000000", "model.safetensors"
+    name = "ba00000009.1-00000000"
+    file = "model.safetensors"
     remote.upload(name, file, copy / file)
     _require(name in remote.names(), "`names` has what is half uploaded, too")
     try:

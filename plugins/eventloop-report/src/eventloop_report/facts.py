@@ -19,7 +19,8 @@ _MOST_CHARS = 300
 
 def about(state: StateView) -> Iterator[tuple[str, str]]:
     """Yields what the run is made of, as pairs of a name and a text."""
-    manifest, clock = state.manifest, state.clock
+    manifest = state.manifest
+    clock = state.clock
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     ranks = f", {state.layout}" if state.world_size > 1 else ""
     yield (
@@ -76,7 +77,8 @@ def phases(seconds: Mapping[str, float]) -> Table:
 def plugin_costs(state: StateView) -> Table:
     """Returns each plugin's share of the run, if each call was timed."""
     trace = state.plugins.get("trace")
-    title, columns = "Cost of plugins", ("plugin", "hook", "calls", "ms a call", "seconds")
+    title = "Cost of plugins"
+    columns = ("plugin", "hook", "calls", "ms a call", "seconds")
     if trace is None or not _is_of("eventloop_trace", trace):
         note = "Their calls weren't timed; `-p trace` of eventloop-trace times them."
         return Table(title, (), columns, note)

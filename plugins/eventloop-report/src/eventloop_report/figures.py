@@ -61,17 +61,21 @@ def plots_of(numbers: Mapping[str, Series], eval_sets: Iterable[str]) -> list[Pl
     groups: dict[tuple[int, str], dict[str, Sequence[tuple[float, float]]]] = {}
     for name, series in numbers.items():
         if name.startswith("lr/"):
-            key, line = (1, "learning rate"), name.removeprefix("lr/")
+            key = (1, "learning rate")
+            line = name.removeprefix("lr/")
         elif name in evaluated:
             line, metric = evaluated[name]
             key = (0 if metric == "loss" else 2, metric)
         elif name.startswith("train/loss"):
-            key, line = (0, "loss"), "train" + name.removeprefix("train/loss")
+            key = (0, "loss")
+            line = "train" + name.removeprefix("train/loss")
         elif name.startswith("train/"):
             metric = name.removeprefix("train/")
-            key, line = (2, metric) if metric in metrics else (3, name), "train"
+            key = (2, metric) if metric in metrics else (3, name)
+            line = "train"
         else:
-            key, line = (4, name), name
+            key = (4, name)
+            line = name
         groups.setdefault(key, {})[line] = series.points()
     return [Plot(title, lines) for (_, title), lines in sorted(groups.items(), key=_place)]
 
@@ -113,7 +117,8 @@ class Drawing:
 def _figure(plot: Plot) -> Figure:
     figure = Figure(figsize=(6, 3), dpi=120)
     axes = figure.subplots()
-    names, handles = [], []
+    names = []
+    handles = []
     for idx, (name, points) in enumerate(list(plot.lines.items())[:MAX_LINES]):
         (line,) = axes.plot(
             [batch for batch, _ in points],

@@ -141,7 +141,8 @@ class Report:
         """Keeps the numbers, and how fast the samples went by."""
         for name, value in numbers.items():
             self._numbers.add(name, at.batch, _float(value))
-        before, self._previous = self._previous, at
+        before = self._previous
+        self._previous = at
         if before is not None and at.batch > before.batch and at.seconds > before.seconds:
             speed = (at.sample - before.sample) / (at.seconds - before.seconds)
             self._throughput.add(at.batch, speed)
@@ -205,7 +206,8 @@ class Report:
         if self._since is not None:
             now = time.perf_counter()
             self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
-            self._since, self._phase = now, phase
+            self._since = now
+            self._phase = phase
 
     def _write(self, state: StateView, status: str, *, failed: bool = False) -> None:
         # Takes a second to import, which a run needn't wait for at its start.

@@ -62,9 +62,11 @@ class Series:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self.num_values, self.latest = state["num_values"], state["latest"]
+        self.num_values = state["num_values"]
+        self.latest = state["latest"]
         self._stride = state["stride"]
-        self._points, self._open = _pairs(state["points"]), _pairs(state["open"])
+        self._points = _pairs(state["points"])
+        self._open = _pairs(state["open"])
 
 
 class Numbers:

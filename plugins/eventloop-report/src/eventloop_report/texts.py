@@ -8,7 +8,9 @@ from typing import Any
 from eventloop.toolbox import one_line
 from eventloop_report.page import Table
 
-MAX_TEXTS, MAX_ROWS, MAX_CHARS = 20, 50, 2_000
+MAX_TEXTS = 20
+MAX_ROWS = 50
+MAX_CHARS = 2_000
 
 
 class Texts:

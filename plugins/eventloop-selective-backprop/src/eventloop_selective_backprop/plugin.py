@@ -111,7 +111,8 @@ class SelectiveBackprop:
 
     def _losses(self, state: State) -> Tensor:
         """Returns the loss of each sample in evaluation mode, which draws and changes nothing."""
-        batch, size = state.batch, state.microbatch_size
+        batch = state.batch
+        size = state.microbatch_size
         try:
             with evaluation_mode(state):
                 parts = [batch] if size is None else split(batch, size)
@@ -122,7 +123,8 @@ class SelectiveBackprop:
 
 def _losses_of(part: Any, state: State) -> Tensor:
     def loss(outputs: Any, batch: Any) -> Tensor:
-        state.outputs, state.batch = outputs, batch
+        state.outputs = outputs
+        state.batch = batch
         found: Tensor = state.call("loss")
         return found
 

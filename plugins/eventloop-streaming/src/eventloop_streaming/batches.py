@@ -33,7 +33,8 @@ class Batches:
     ) -> None:
         require_positive(batch_size=batch_size)
         self._source = Position(samples)
-        self.batch_size, self.drop_last = batch_size, drop_last
+        self.batch_size = batch_size
+        self.drop_last = drop_last
         self._collate = collate_fn
         self._is_loaded = False
 

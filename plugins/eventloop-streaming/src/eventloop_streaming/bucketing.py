@@ -175,7 +175,8 @@ def _spans(ends_B: list[int], sizes_B: list[int]) -> Iterator[tuple[int, int]]:
     while begin < ends_B[-1]:
         while ends_B[bucket] <= begin:
             bucket += 1
-        end, last = begin, bucket
+        end = begin
+        last = bucket
         while last < len(ends_B) and begin + sizes_B[last] > end:
             end = min(ends_B[last], begin + sizes_B[last])
             last += 1

@@ -30,7 +30,8 @@ class IteratorState:
             raise TypeError(f"a {type(iterator).__name__} has no get_state and set_state")
         if self._loaded is not None:
             iterator.set_state(self._loaded)
-        self._iterator, self._loaded = iterator, None
+        self._iterator = iterator
+        self._loaded = None
         return map(default_convert, map(_plain, iterator))
 
     def state_dict(self) -> dict[str, Any]:

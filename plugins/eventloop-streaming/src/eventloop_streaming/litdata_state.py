@@ -38,7 +38,8 @@ class LitdataState:
     def __iter__(self) -> Iterator[Any]:
         """Yields the batches of an epoch, or after `load_state_dict` those that are left of it."""
         # Undocumented (0.2.76): only an exhausted iterator resets it, and the trainer stops at the length.
-        self._loader.restore, self._is_loaded = self._is_loaded, False
+        self._loader.restore = self._is_loaded
+        self._is_loaded = False
         return iter(self._loader)
 
     def state_dict(self) -> dict[str, Any]:

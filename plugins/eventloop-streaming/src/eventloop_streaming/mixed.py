@@ -41,7 +41,8 @@ class Mixed(Stream):
         super().__init__()
         self._sources = {name: Position(one) for name, one in streams.items()}
         self._weights = {name: float(weights[name]) for name in streams}
-        self.seed, self.stop = seed, stop
+        self.seed = seed
+        self.stop = stop
         self._begin()
 
     def _begin(self) -> None:
@@ -89,6 +90,7 @@ class Mixed(Stream):
             raise ValueError(
                 f"the saved streams are {', '.join(state['sources'])}, not {', '.join(self._sources)}"
             )
-        self._ended, self._num_drawn = list(state["ended"]), state["num_drawn"]
+        self._ended = list(state["ended"])
+        self._num_drawn = state["num_drawn"]
         for name, source in self._sources.items():
             source.load_state_dict(state["sources"][name])

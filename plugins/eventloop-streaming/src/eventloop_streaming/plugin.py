@@ -48,7 +48,8 @@ class Streaming:
 def _of_litdata(loader: Any, num_parts: int) -> str:
     if not _is_of(loader, "litdata", "StreamingDataLoader") or not loader.num_workers:
         return ""
-    most, fix = "", "of an epoch"
+    most = ""
+    fix = "of an epoch"
     if _is_of(loader.dataset, "litdata", "StreamingDataset"):
         most = f" {len(loader) * loader.batch_size:,}"
         fix = "of an epoch; eventloop_streaming.LitdataState(loader) in its place none"

@@ -29,7 +29,9 @@ class Permuted(Sampler[int]):
 
     def __init__(self, num_samples: int, *, seed: int = 0) -> None:
         require_positive(num_samples=num_samples)
-        self.num_samples, self.seed, self.epoch = num_samples, seed, 0
+        self.num_samples = num_samples
+        self.seed = seed
+        self.epoch = 0
         self._start = 0
         self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2)  # bits
 
@@ -39,7 +41,8 @@ class Permuted(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yields the order of the epoch."""
-        first, self._start = self._start, 0
+        first = self._start
+        self._start = 0
         for start in range(first, self.num_samples, _AT_ONCE):
             stop = min(start + _AT_ONCE, self.num_samples)
             indices = self._encrypted(torch.arange(start, stop))
@@ -57,7 +60,8 @@ class Permuted(Sampler[int]):
 
     def _encrypted(self, indices: Tensor) -> Tensor:
         mask = (1 << self._half) - 1
-        left, right = indices >> self._half, indices & mask
+        left = indices >> self._half
+        right = indices & mask
         key = mixed_bits(mixed_bits(self.seed) + self.epoch)
         for _ in range(_ROUNDS):
             key = mixed_bits(key)

@@ -36,8 +36,10 @@ class Shards(Stream):
     ) -> None:
         super().__init__()
         self._ranks = ranks
-        self.shards, self._read = list(shards), read
-        self.shuffle, self.seed = shuffle, seed
+        self.shards = list(shards)
+        self._read = read
+        self.shuffle = shuffle
+        self.seed = seed
         num_parts = parts_of_run(self._ranks)[1]
         if len(self.shards) < num_parts:
             raise ValueError(
@@ -53,7 +55,8 @@ class Shards(Stream):
             for sample in itertools.islice(iter(self._read(shard)), self._num_samples, None):
                 self._num_samples += 1
                 yield sample
-            self._num_shards, self._num_samples = self._num_shards + 1, 0
+            self._num_shards = self._num_shards + 1
+            self._num_samples = 0
 
     def _own(self) -> list[Any]:
         """Returns the shards of this rank and worker, in the order of the epoch."""
@@ -77,7 +80,8 @@ class Shards(Stream):
                 f"ranks times workers were {state['parts']} and are {parts_of_run(self._ranks)[1]}: in mid-epoch each "
                 "goes on with its own shards"
             )
-        self._num_shards, self._num_samples = state["num_shards"], state["num_samples"]
+        self._num_shards = state["num_shards"]
+        self._num_samples = state["num_samples"]
 
 
 class Sliced(Stream):
@@ -103,7 +107,8 @@ class Sliced(Stream):
 
     def _samples(self) -> Iterator[Any]:
         part, num_parts = parts_of_run(self._ranks)
-        own, start = None, self._source.num_read
+        own = None
+        start = self._source.num_read
         for sample in self._source.samples():
             at = (self._source.num_read - 1 - start) % num_parts
             own = sample if at == part else own

@@ -25,7 +25,8 @@ class Shuffled(Stream):
         require_positive(buffer_size=buffer_size)
         super().__init__()
         self._source = Position(samples)
-        self.buffer_size, self.seed = buffer_size, seed
+        self.buffer_size = buffer_size
+        self.seed = seed
         self._begin()
 
     def _begin(self) -> None:
@@ -58,5 +59,6 @@ class Shuffled(Stream):
         }
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
-        self._buffer, self._num_drawn = list(state["buffer"]), state["num_drawn"]
+        self._buffer = list(state["buffer"])
+        self._num_drawn = state["num_drawn"]
         self._source.load_state_dict(state["source"])

@@ -44,7 +44,8 @@ class Stream(IterableDataset[Any], ABC):
         """Yields the samples of an epoch, or after `load_state_dict` those that are left of it."""
         if self._is_in_epoch and not self._is_loaded:
             self.next_epoch()
-        self._is_loaded, self._is_in_epoch = False, True
+        self._is_loaded = False
+        self._is_in_epoch = True
         yield from self._samples()
         # A worker that is done stays at its end: others may have samples of this epoch.
         if get_worker_info() is None:
@@ -109,9 +110,13 @@ class Position:
                 f"a {type(samples).__name__} can be iterated over only once; give what makes it, "
                 "such as a list or an object with __iter__"
             )
-        self._own, self._is_loaded, self._is_left = samples, False, False
+        self._own = samples
+        self._is_loaded = False
+        self._is_left = False
         self._loaded: Any = None  # until it is read
-        self.num_read, self.num_passes, self.is_over = 0, 0, False
+        self.num_read = 0
+        self.num_passes = 0
+        self.is_over = False
 
     @property
     def suits_any_ranks(self) -> bool:
@@ -125,7 +130,9 @@ class Position:
             if isinstance(self._own, Stream):
                 self._own.next_epoch()
             self._is_left = not isinstance(self._own, Stream)
-        self.num_read, self.is_over, self._loaded = 0, False, None
+        self.num_read = 0
+        self.is_over = False
+        self._loaded = None
 
     def samples(self) -> Iterator[Any]:
         """Yields the samples that are left of the epoch."""
@@ -144,7 +151,8 @@ class Position:
             self._loaded = None
             self.num_read += 1
             yield sample
-        self.is_over, self._loaded = True, None
+        self.is_over = True
+        self._loaded = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position."""
@@ -157,7 +165,8 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self.num_read, self.is_over = state["num_read"], state["is_over"]
+        self.num_read = state["num_read"]
+        self.is_over = state["is_over"]
         self.num_passes = state["num_passes"]
         if isinstance(self._own, Stateful) and state["own"] is not None:
             if not isinstance(self._own, Stream):

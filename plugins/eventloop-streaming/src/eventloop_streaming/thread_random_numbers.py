@@ -34,7 +34,8 @@ _TAKE_NONE = {
     ),
     *("rrelu", "rrelu_", "gumbel_softmax"),
 }
-_MOST_ENTRIES, _MOST_OBJECTS = 100, 2_000  # what is longer or larger is data
+_MOST_ENTRIES = 100
+_MOST_OBJECTS = 2_000  # what is longer or larger is data
 _LEAVES = (bool, int, float, complex, str, bytes, bytearray, range, type(None), type)
 _NOT_LOOKED_INTO = (*_LEAVES, Tensor, nn.Module, FunctionType, ModuleType)
 
@@ -159,7 +160,8 @@ def noticed(names: Collection[str], seed: int) -> Iterator[list[str]]:
         one.seed(0x9E3779B9 + seed)
     before = {name: one.fingerprint() for name, one in watched.items()}
     random: Any = torch.random
-    usual, noticing = random.default_generator, _Noticing()
+    usual = random.default_generator
+    noticing = _Noticing()
     try:
         random.default_generator = noticing
         yield moved

@@ -25,13 +25,15 @@ class Batch:
     """
 
     def __init__(self, indices: Sequence[Any], seeds: list[int], num_parts: int) -> None:
-        self.indices, self.seeds = indices, seeds
+        self.indices = indices
+        self.seeds = seeds
         self.samples: list[Any] = [None] * len(indices)
         self.errors: dict[int, BaseException] = {}
         self.moved: set[str] = set()
         self.result: Any = None
         self.is_done = threading.Event()
-        self._left, self._lock = num_parts, threading.Lock()
+        self._left = num_parts
+        self._lock = threading.Lock()
 
     def end_part(self) -> bool:
         """Returns whether it was the last part."""
@@ -57,7 +59,8 @@ class Reader:
 
     def read(self, batch: Batch, part: range) -> None:
         """Reads a part; with the last one, the batch is made."""
-        before, at = fingerprints(), part.start
+        before = fingerprints()
+        at = part.start
         with self._data.draws:
             try:
                 if self.makes_batches and self.reads_batches:

@@ -71,12 +71,15 @@ class _Epoch(Iterator[Any]):
     """Batches of an epoch, in order; as many are read ahead as torch's workers read."""
 
     def __init__(self, loader: ThreadedDataLoader, base: int, is_checked: list[bool]) -> None:
-        self._loader, self._base, self._num_drawn = loader, base, 0
+        self._loader = loader
+        self._base = base
+        self._num_drawn = 0
         batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._order = iter(batches)
         self._ahead: deque[Batch] = deque()
         self._tasks: SimpleQueue[tuple[Batch, range] | None] = SimpleQueue()
-        self._reader, self._is_checked = Reader(loader), is_checked
+        self._reader = Reader(loader)
+        self._is_checked = is_checked
         readers = [Reader(loader) for _ in range(loader.num_workers)]
         self._threads = [
             threading.Thread(target=one.work, args=(self._tasks,), name="data loader", daemon=True)

@@ -43,7 +43,8 @@ class Summary:
     def after_forward(self, state: StateView) -> None:
         """Writes the table, parameters without an optimizer, and modules in evaluation mode."""
         if self._passes is not None:
-            passes, self._passes = self._passes, None
+            passes = self._passes
+            self._passes = None
             passes.close()
             sys.stdout.write(table(passes.layers, self.depth))
             for note in (untrained_note(state), evaluation_mode_note(state.model)):

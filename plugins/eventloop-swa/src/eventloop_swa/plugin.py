@@ -91,7 +91,8 @@ class Swa:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Copies the model; a resumed run continues from the saved mean."""
-        loaded, self._loaded = self._loaded, {}
+        loaded = self._loaded
+        self._loaded = {}
         self._start = _start(self.start, state)
         self._interval = _interval(self.interval, state)
         self._averaged = _averaged_copy(state.model)
@@ -100,7 +101,8 @@ class Swa:
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
         """Forgets the mean of other weights; takes the one that comes with these."""
-        loaded, self._loaded = self._loaded, {}
+        loaded = self._loaded
+        self._loaded = {}
         done = yield
         self.num_averaged = 0
         if self._averaged is not None:

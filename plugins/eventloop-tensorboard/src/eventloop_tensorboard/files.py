@@ -54,7 +54,8 @@ class EventFile:
     def close(self) -> None:
         """Closes the file; the next `append` opens another one."""
         if self._file is not None:
-            file, self._file = self._file, None
+            file = self._file
+            self._file = None
             file.close()
 
     def _open(self) -> BinaryIO:

@@ -45,7 +45,8 @@ def measure(tensors: Sequence[Tensor]) -> Measured:
     Returns:
         Tensors on the same device, possibly still being computed.
     """
-    counts, stats = [], []
+    counts = []
+    stats = []
     for tensor in tensors:
         entries = tensor.detach().reshape(-1).to(torch.float32)
         buckets = torch.bucketize(entries, bounds_on(entries.device), right=True)
@@ -66,7 +67,8 @@ def histogram(tag: str, counts: Sequence[int], stats: Sequence[float]) -> Summar
         return None
     # Of a row of empty buckets one is enough, with the bound of the last.
     edges = sorted({*filled, *(idx - 1 for idx in filled[1:])})
-    bounds, found = [BOUNDS[idx] for idx in edges], [counts[idx] for idx in edges]
+    bounds = [BOUNDS[idx] for idx in edges]
+    found = [counts[idx] for idx in edges]
     low, high, total, squares = stats
     summary: Summary = histogram_raw(  # type: ignore[no-untyped-call]
         tag, low, high, sum(found), total, squares, bounds, found

@@ -135,7 +135,8 @@ class Tensorboard:
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Restores the events of the latest step, which are written again when training resumes."""
-        self._step, self._events = state["step"], [*map(Event.FromString, state["events"])]
+        self._step = state["step"]
+        self._events = [*map(Event.FromString, state["events"])]
         # In older checkpoints the events have their times.
         if "of_this_run" in state:
             for event, at in zip(self._events, state["of_this_run"]["wall_times"], strict=True):
@@ -164,7 +165,8 @@ class Tensorboard:
     def _write(self, step: int, summaries: Iterable[Summary]) -> None:
         events = [_event(step, one) for one in summaries]
         if step > self._step:
-            self._step, self._events = step, []
+            self._step = step
+            self._events = []
         if step == self._step:
             self._events += events
         self._append(events)

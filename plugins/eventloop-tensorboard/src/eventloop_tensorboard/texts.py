@@ -19,7 +19,8 @@ def summary_of(name: str, text: str | Mapping[str, Sequence[Any]]) -> Summary:
     TensorBoard takes each cell for Markdown: it is indented, so that it stays as it is.
     """
     if isinstance(text, str):
-        cells, shape = [text], [1]
+        cells = [text]
+        shape = [1]
     else:
         rows = list(zip(*(column[:MOST_ROWS] for column in text.values()), strict=True))
         cells = [*text, *(cell for row in rows for cell in row)]

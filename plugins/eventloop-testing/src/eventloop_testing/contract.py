@@ -93,7 +93,8 @@ def _options(case: Case) -> Iterator[str]:
 
 
 def _leaves_the_step_alone(case: Case) -> Iterator[str]:
-    first, again = case.run(case.build()), case.run(case.build())
+    first = case.run(case.build())
+    again = case.run(case.build())
     mine = [one for one in first.findings if one.plugin == case.found.origin]
     case.found_on_host |= {one.what for one in mine}
     yield from map(str, mine)
@@ -147,7 +148,8 @@ def _runs_on_an_accelerator(case: Case) -> Iterator[str]:
     try:
         ((waits, error),) = run_ranks(_pretend_run, case, world_size=1)
     except (RankError, TimeoutError) as failure:
-        error, waits = f"a run with it fails: {failure}", []
+        error = f"a run with it fails: {failure}"
+        waits = []
     if error:
         yield f"on the pretend accelerator {error}"
     yield from (f"on the pretend accelerator, {one}" for one in waits)

@@ -150,8 +150,10 @@ def crew_of_threads(world_size: int) -> list[CrewOfRanks]:
 
 class _Thread(CrewOfRanks):
     def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.world_size = rank, len(values)
-        self._values, self._barrier = values, barrier
+        self.rank = rank
+        self.world_size = len(values)
+        self._values = values
+        self._barrier = barrier
 
     def gather(self, value: Any) -> list[Any]:
         values = self._exchanged(value)

@@ -46,7 +46,8 @@ def is_resumed(case: Case) -> Iterator[str]:
     Its state is saved and restored by that. What two runs in one go don't share, seconds say, isn't compared.
     """
     try:
-        whole, again = _in_one_go(case), _in_one_go(case)
+        whole = _in_one_go(case)
+        again = _in_one_go(case)
     except CheckpointError as error:  # on all ranks
         yield text_of(error).partition("\n")[0]
         return
@@ -137,7 +138,8 @@ class _Saves:
 
 
 def _in_one_go(case: Case) -> _Outcome:
-    plugin, records = case.build(), _Records()
+    plugin = case.build()
+    records = _Records()
     with case.trainer(plugin, callbacks=(records,), max_duration=_DURATION) as trainer:
         return _outcome(case, trainer, plugin, records)
 
@@ -148,7 +150,8 @@ def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
     Args:
         alone: without the plugin.
     """
-    folder, records = case.new_folder(), _Records()
+    folder = case.new_folder()
+    records = _Records()
     plugins = () if alone else (case.build(),)
     given: dict[str, Any] = {"folder": folder, "max_duration": _DURATION}
     given["callbacks"] = (_Saves(batch), records)
@@ -180,7 +183,8 @@ def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
 
 def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _Outcome:
     trainer.fit()
-    num_batches, world_size = trainer.state.clock.batch, trainer.state.world_size
+    num_batches = trainer.state.clock.batch
+    world_size = trainer.state.world_size
     state = _as_saved(plugin) if plugin is not None and keeps_state(case.found) else None
     state = state if _is_saved(case, trainer) else None
     return _Outcome(weights_of(trainer), records.numbers, state, num_batches, world_size)
@@ -317,7 +321,8 @@ class KilledRuns:
 
     def __init__(self, fit: Callable[..., object], folder: Path, *args: Any) -> None:
         self._fit = fit
-        self.folder, self.args = folder, args
+        self.folder = folder
+        self.args = args
         fit(folder, None, *args)
         self.whole = last_checkpoint(folder)
 

@@ -72,7 +72,8 @@ class Throughput:
         self._passes: ForwardFlops | None = None
         self._since = self._there_at = 0.0
         self._eval_since = self._eval_start = self._eval_wait_s = 0.0
-        self._waits, self._is_first = Waits(), True
+        self._waits = Waits()
+        self._is_first = True
         self._of_sets: dict[str, float] = {}
         self._flops = 0.0
 
@@ -136,13 +137,16 @@ class Throughput:
     @hookimpl
     def batch_end(self, state: StateView) -> None:
         """Adds the batch to the window; logs, if it is time."""
-        now, clock = time.perf_counter(), state.clock
-        flops, self._flops = self._flops, 0.0
+        now = time.perf_counter()
+        clock = state.clock
+        flops = self._flops
+        self._flops = 0.0
         if self.gflops_per_sample is not None:
             flops = 1e9 * self.gflops_per_sample * state.count.samples
         elif self.gflops_per_token is not None:
             flops = 1e9 * self.gflops_per_token * state.count.tokens
-        seconds, wait_s = now - self._since, self._there_at - self._since
+        seconds = now - self._since
+        wait_s = self._there_at - self._since
         if not self._is_first:  # it waits for workers to start
             self._waits.add(TRAIN_DATA, wait_s, seconds)
         self._is_first = False

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TRAIN_DATA = "train data"
-_LEAST_FRAC, _LEAST_S = 0.1, 1.0
+_LEAST_FRAC = 0.1
+_LEAST_S = 1.0
 
 
 @dataclass

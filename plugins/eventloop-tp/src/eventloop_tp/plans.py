@@ -15,8 +15,13 @@ from torch import nn
 from eventloop import SettingError
 from eventloop.toolbox import closest
 
-COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather_output"
-SEQUENCE, REPLICATED, SUMMED, DROPOUT = "sequence", "replicated", "replicated_summed", "dropout"
+COLWISE = "colwise"
+ROWWISE = "rowwise"
+GATHERED = "colwise_gather_output"
+SEQUENCE = "sequence"
+REPLICATED = "replicated"
+SUMMED = "replicated_summed"
+DROPOUT = "dropout"
 STYLES = (COLWISE, GATHERED, ROWWISE, SEQUENCE, REPLICATED, SUMMED, DROPOUT)
 # What transformers calls them.
 _ALSO = {

@@ -56,7 +56,8 @@ class Trace:
     @hookimpl
     def close(self) -> None:
         """Writes the file and prints the table, once."""
-        folder, self._folder = self._folder, None
+        folder = self._folder
+        self._folder = None
         if folder is None:
             return
         with RunFolder(folder).replacing(self._file) as path:

@@ -74,7 +74,8 @@ class Spans:
     @contextmanager
     def taken(self, plugin: str, hook: str, clock: Clock) -> Iterator[None]:
         """Takes the time of what it encloses."""
-        epoch, batch = clock.epoch, clock.batch
+        epoch = clock.epoch
+        batch = clock.batch
         if not self._shares:
             self._batches = (batch, batch)
         self._enclosed_ns.append(0)
@@ -110,7 +111,8 @@ class Spans:
         shares = self.shares()
         small = [one for one in shares if one.own_ns < whole_ns / 1000]
         if len(small) > 1:
-            calls, own_ns = sum(one.calls for one in small), sum(one.own_ns for one in small)
+            calls = sum(one.calls for one in small)
+            own_ns = sum(one.own_ns for one in small)
             others = Share("", f"{len(small)} others, below 0.1 % each", calls, own_ns)
             shares = [*shares[: len(shares) - len(small)], others]
         for one in [*shares, Share("", "outside of hooks", 0, outside_ns)]:

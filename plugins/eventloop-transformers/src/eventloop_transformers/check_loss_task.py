@@ -41,7 +41,9 @@ class LossTask:
     """
 
     def __init__(self, trainer: Any, batch_size: int, *, pairs: bool) -> None:
-        self._trainer, self._batch_size, self._pairs = trainer, batch_size, pairs
+        self._trainer = trainer
+        self._batch_size = batch_size
+        self._pairs = pairs
         self._num_items: Any = None
 
     @hookimpl

@@ -33,8 +33,10 @@ class Saved:
     """
 
     def __init__(self, trainer: Any, end: StepEnd, output_dir: str) -> None:
-        self._trainer, self._end = trainer, end
-        self._attributes, self._models = Attributes(trainer), OtherModels(trainer)
+        self._trainer = trainer
+        self._end = end
+        self._attributes = Attributes(trainer)
+        self._models = OtherModels(trainer)
         self._callbacks = [(one, Attributes(one)) for one in trainer.callback_handler.callbacks]
         self._folder = Path(output_dir)
         self._older = sorted(_checkpoints(self._folder))
@@ -47,7 +49,8 @@ class Saved:
 
     def take(self) -> dict[str, Any]:
         """Returns what a checkpoint has of the trainer."""
-        trainer, end = self._trainer, self._end
+        trainer = self._trainer
+        end = self._end
         scaler = trainer.accelerator.scaler
         return {
             "state": _encoded("the TrainerState", vars(trainer.state)),
@@ -74,7 +77,9 @@ class Saved:
         """Restores the trainer, if there is something; its checkpoints of later steps are removed."""
         if not self._loaded:
             return
-        trainer, loaded, end = self._trainer, self._loaded, self._end
+        trainer = self._trainer
+        loaded = self._loaded
+        end = self._end
         for name, value in decoded(loaded["state"]).items():
             setattr(trainer.state, name, value)
         self._attributes.put(loaded["attributes"])

@@ -23,7 +23,8 @@ def log_sizes(trainer: Any, model: nn.Module, sizes: tuple[int, ...], resumed: R
         sizes: what `set_initial_training_values` returned.
         resumed: where training goes on.
     """
-    args, per_device = trainer.args, trainer.args.per_device_train_batch_size
+    args = trainer.args
+    per_device = trainer.args.per_device_train_batch_size
     num_epochs, num_updates, num_samples, _, num_in_batch, _, max_steps = sizes
     logger.info("***** Running training *****")
     logger.info(f"  Num examples = {num_samples:,}")

@@ -9,7 +9,8 @@ from typing import Any
 from eventloop import PluginError
 from eventloop.toolbox import closest
 
-ALGORITHMS, CALLBACKS = "eventloop.algorithms", "eventloop.callbacks"
+ALGORITHMS = "eventloop.algorithms"
+CALLBACKS = "eventloop.callbacks"
 
 
 def plugins_of(named: Iterable[object]) -> tuple[list[object], list[object]]:

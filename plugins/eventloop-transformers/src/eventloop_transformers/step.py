@@ -46,9 +46,13 @@ class Step:
     )
 
     def __init__(self, trainer: Any, fit: Any, end: StepEnd) -> None:
-        self._trainer, self._args, self._end = trainer, trainer.args, end
-        self._model, self._steps_in_epoch = fit.model, fit.steps_in_epoch
-        self._accelerator, self._handler = trainer.accelerator, trainer.callback_handler
+        self._trainer = trainer
+        self._args = trainer.args
+        self._end = end
+        self._model = fit.model
+        self._steps_in_epoch = fit.steps_in_epoch
+        self._accelerator = trainer.accelerator
+        self._handler = trainer.callback_handler
         self._update = Update((), None)
         self._count = Count(0, 0)
         self.is_made = False
@@ -65,7 +69,8 @@ class Step:
     @hookimpl
     def batch_start(self, state: State) -> None:
         """Takes the update at hand."""
-        self._update, self.is_made = state.batch, False
+        self._update = state.batch
+        self.is_made = False
         self._trainer.current_gradient_accumulation_steps = len(state.batch.samples)
 
     @hookimpl
@@ -86,7 +91,8 @@ class Step:
     @hookimpl
     def before_forward(self, state: State) -> None:
         """Calls `on_step_begin` at the first batch of a step."""
-        trainer, step = self._trainer, self._end.step + 1
+        trainer = self._trainer
+        step = self._end.step + 1
         accumulated = self._args.gradient_accumulation_steps
         self.is_made = (step + 1) % accumulated == 0 or step + 1 == self._steps_in_epoch
         # Public ways to say so take batches from accelerate's own loader (accelerate 1.15).
@@ -126,7 +132,8 @@ class Step:
     @hookimpl
     def after_backward(self, state: State) -> None:
         """Adds up loss, operations and tokens; calls `on_substep_end` between the batches of a step."""
-        trainer, inputs = self._trainer, state.microbatch
+        trainer = self._trainer
+        inputs = state.microbatch
         self._end.add(state.outputs)
         trainer.current_flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
@@ -140,7 +147,8 @@ class Step:
     ) -> dict[str, Tensor]:
         """Clips as the trainer does, and takes the norm."""
         if self.is_made:
-            trainer, norm = self._trainer, None
+            trainer = self._trainer
+            norm = None
             if self._args.max_grad_norm > 0:
                 norm = trainer._clip_grad_norm(self._model)
             self._end.grad_norm = trainer._get_grad_norm(self._model, grad_norm=norm)
@@ -159,7 +167,8 @@ class Step:
 
         While gradients are there: the schedule of an Adafactor that finds its own rates reads them.
         """
-        trainer, handler = self._trainer, self._handler
+        trainer = self._trainer
+        handler = self._handler
         args = self._args
         trainer.control = handler.on_pre_optimizer_step(args, trainer.state, trainer.control)
         trainer.optimizer.step()
@@ -205,7 +214,8 @@ class _Until(Sequence[Any]):
     """
 
     def __init__(self, items: Sequence[Any], is_over: Callable[[], bool]) -> None:
-        self._items, self._is_over = items, is_over
+        self._items = items
+        self._is_over = is_over
 
     def __len__(self) -> int:
         return len(self._items)

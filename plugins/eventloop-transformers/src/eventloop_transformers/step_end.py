@@ -28,7 +28,8 @@ class StepEnd:
     """
 
     def __init__(self, trainer: Any, fit: Any) -> None:
-        self._trainer, self._fit = trainer, fit
+        self._trainer = trainer
+        self._fit = fit
         self._filters = trainer.args.logging_nan_inf_filter
         self.begin_epoch()
 
@@ -47,7 +48,8 @@ class StepEnd:
 
         The trainer's own loop asks the device for each; here it decides by itself.
         """
-        trainer, total = self._trainer, self._trainer._tr_loss
+        trainer = self._trainer
+        total = self._trainer._tr_loss
         self.step += 1
         if total.device != loss.device:
             raise ValueError(
@@ -90,7 +92,8 @@ class StepEnd:
         trainer.control.should_training_stop = True
 
     def _log_save_evaluate(self, epoch: int) -> None:
-        trainer, fit = self._trainer, self._fit
+        trainer = self._trainer
+        fit = self._fit
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self.grad_norm,

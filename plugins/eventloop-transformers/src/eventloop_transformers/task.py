@@ -59,7 +59,9 @@ class TrainerTask:
     """
 
     def __init__(self, trainer: Any, fit: Fit) -> None:
-        self._trainer, self._fit, self._args = trainer, fit, trainer.args
+        self._trainer = trainer
+        self._fit = fit
+        self._args = trainer.args
         self._randoms = rng_states()
         self._end = StepEnd(trainer, fit)
         self._saved = Saved(trainer, self._end, trainer._get_output_dir(fit.trial))
@@ -138,8 +140,10 @@ class TrainerTask:
     def epoch_start(self, state: State) -> None:
         """Calls `on_epoch_begin`, unless the epoch is resumed."""
         self._epoch = state.clock.epoch
-        updates, trainer = self._fit.updates, self._trainer
-        updates.epoch, updates.is_under_way = self._epoch_of(state), state.resumed
+        updates = self._fit.updates
+        trainer = self._trainer
+        updates.epoch = self._epoch_of(state)
+        updates.is_under_way = state.resumed
         if state.resumed:
             return
         control = self._handler.on_epoch_begin(self._args, trainer.state, trainer.control)

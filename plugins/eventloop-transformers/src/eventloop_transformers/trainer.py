@@ -158,7 +158,8 @@ class OnEventloop(Base):
 
         assert self.eventloop is not None
         assert self._task is not None
-        self._task.evaluation, self._is_inside = inside, True
+        self._task.evaluation = inside
+        self._is_inside = True
         try:
             self.eventloop.eval()
         finally:

@@ -28,7 +28,8 @@ class Update:
     __slots__ = ("num_items", "samples")
 
     def __init__(self, samples: Sequence[Any], num_items: Any) -> None:
-        self.samples, self.num_items = samples, num_items
+        self.samples = samples
+        self.num_items = num_items
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,16 @@ class Updates:
         *,
         keeps_position: bool,
     ) -> None:
-        self._trainer, self._loader = trainer, dataloader
-        self._resumed, self._keeps_position = resumed, keeps_position
+        self._trainer = trainer
+        self._loader = dataloader
+        self._resumed = resumed
+        self._keeps_position = keeps_position
         accumulated = trainer.args.gradient_accumulation_steps
         whole, rest = divmod(steps_in_epoch, accumulated)
         self._sizes = [accumulated] * whole + ([rest] if rest else [])
         self._at_first = own_states(dataloader)
-        self.epoch, self.is_under_way = 0, False
+        self.epoch = 0
+        self.is_under_way = False
         self._start: Randoms | None = None
         self._batches: _Batches | None = None
         self._num_updates = 0
@@ -89,7 +93,8 @@ class Updates:
 
     def __iter__(self) -> Iterator[Update]:
         """Returns the updates of the epoch, or the rest of the loaded one, which is found now."""
-        loaded, self._loaded = self._loaded, {}
+        loaded = self._loaded
+        self._loaded = {}
         return self._updates(self._found(loaded)) if self.is_under_way else self._updates()
 
     def rewind(self) -> None:
@@ -117,8 +122,10 @@ class Updates:
             set_own_states(self._loader, state["own"])
 
     def _updates(self, found: Iterator[Any] | None = None) -> Iterator[Update]:
-        trainer, first = self._trainer, self._num_updates
-        is_first, skipped = False, 0
+        trainer = self._trainer
+        first = self._num_updates
+        is_first = False
+        skipped = 0
         if found is None:
             is_first = self._resumed.path is not None and self.epoch == self._resumed.epoch
             skipped = self.num_skipped
@@ -200,5 +207,6 @@ class _Batches:
     def __next__(self) -> Any:
         states = rng_states()
         batch = next(self._batches)
-        self.num, self.before = self.num + 1, Randoms(states, {})
+        self.num = self.num + 1
+        self.before = Randoms(states, {})
         return batch

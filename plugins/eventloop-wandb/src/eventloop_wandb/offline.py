@@ -21,7 +21,8 @@ _MAGIC = b":W&B"
 _NUM_HEADER_BYTES = 7
 _BLOCK_BYTES = 32 * 1024
 _RECORD = struct.Struct("<IHB")  # checksum, length, kind
-_FULL, _LAST = 1, 4
+_FULL = 1
+_LAST = 4
 _LONGEST_WAIT_S = 10.0
 
 
@@ -84,7 +85,8 @@ def _messages(data: bytes) -> Iterator[bytes]:
     """Yields the messages up to the first that isn't whole."""
     if not data.startswith(_MAGIC):
         return
-    at, message = _NUM_HEADER_BYTES, b""
+    at = _NUM_HEADER_BYTES
+    message = b""
     while at + _RECORD.size <= len(data):
         left = _BLOCK_BYTES - at % _BLOCK_BYTES
         if left < _RECORD.size:  # too little for a record

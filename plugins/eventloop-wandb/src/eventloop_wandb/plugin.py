@@ -70,8 +70,13 @@ class Wandb:
     ) -> None:
         if mode not in (None, "online", "offline"):
             raise ValueError(f"mode={mode!r} is neither online nor offline")
-        self.project, self.entity, self.name, self.group = project, entity, name, group
-        self.tags, self.notes, self.mode = tags, notes, mode
+        self.project = project
+        self.entity = entity
+        self.name = name
+        self.group = group
+        self.tags = tags
+        self.notes = notes
+        self.mode = mode
         self.run: Run | None = None
         self._folder: RunFolder | None = None
         self._run_id: str | None = None
@@ -98,9 +103,13 @@ class Wandb:
         if state.rank == 0 and self.run is None:
             # Naming a checkpoint to resume from begins another run.
             if state.settings.resume != "auto":
-                self._run_id, self._step, self._num_chars, self._rows = None, 0, 0, deque()
+                self._run_id = None
+                self._step = 0
+                self._num_chars = 0
+                self._rows = deque()
             self._tried(lambda: self._begin(state.manifest))
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
+            self._waiting = []
             for row in waiting:
                 self._tried(functools.partial(self._add, row))
 
@@ -123,7 +132,8 @@ class Wandb:
     def close(self) -> None:
         """Ends the run: W&B writes and sends what is left."""
         if self.run is not None:
-            run, self.run = self.run, None
+            run = self.run
+            self.run = None
             self._tried(lambda: run.finish(exit_code=self._exit_code))
             if run.offline and self._folder is not None:
                 wait_for_end(self._folder, Path(run.dir).parent.name, run.id)
@@ -137,7 +147,8 @@ class Wandb:
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Restores the run's id, step and last rows; the run is looked up when training resumes."""
         state = state.get("of_this_run", state)  # older checkpoints have no such key
-        self._run_id, self._step = state["run_id"], state["step"]
+        self._run_id = state["run_id"]
+        self._step = state["step"]
         self._rows = deque((step, text) for step, text in state["rows"])
         self._num_chars = sum(len(text) for _, text in self._rows)
         self._waiting = []
@@ -174,7 +185,8 @@ class Wandb:
             settings=wandb.Settings(console="off", symlink=False),
         )
         run.define_metric("*", step_metric=_BATCH)
-        self.run, self._run_id = run, run.id
+        self.run = run
+        self._run_id = run.id
         if goes_on:
             if not (run.offline or run.disabled):
                 first = self._rows[0][0] if self._rows else self._step
@@ -187,7 +199,9 @@ class Wandb:
         Args:
             rows: that are there, by their steps; online the last ones.
         """
-        again, self._rows, self._num_chars = self._rows, deque(), 0
+        again = self._rows
+        self._rows = deque()
+        self._num_chars = 0
         first = again[0][0] if again else self._step
         is_local = self.run is not None and self.run.offline
         num_lost = first - sum(step < first for step in rows) if is_local else 0

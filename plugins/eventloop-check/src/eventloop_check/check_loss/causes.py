@@ -200,7 +200,8 @@ def _of_padding(update: Update, siblings: Mapping[str, Update | None]) -> Cause:
 
 def _of_denominator(update: Update, siblings: Mapping[str, Update | None]) -> Cause:
     """Returns which mean the loss would be, by the losses of its parts."""
-    parts, compared = update.parts, update.compared
+    parts = update.parts
+    compared = update.compared
     assert compared is not None
     expected = compared.reference
     close = min(_CLOSE * abs(compared.loss - expected), LOSS_TOLERANCE * abs(expected))

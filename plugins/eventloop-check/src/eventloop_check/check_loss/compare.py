@@ -59,7 +59,8 @@ def compare(
     """
     dot = square = other = 0.0
     for name in gradients.keys() | expected.keys():
-        found, wanted = gradients.get(name), expected.get(name)
+        found = gradients.get(name)
+        wanted = expected.get(name)
         square += _dot(found, found)
         other += _dot(wanted, wanted)
         dot += _dot(found, wanted)
@@ -100,7 +101,8 @@ def are_same_outputs(found: Sequence[Tensor], expected: Sequence[Tensor]) -> boo
     """Returns whether each sample has the same fingerprint; None where there are none."""
     if not found or [len(one) for one in found] != [len(one) for one in expected]:
         return None
-    ours, theirs = torch.cat([*found]), torch.cat([*expected])
+    ours = torch.cat([*found])
+    theirs = torch.cat([*expected])
     return bool((ours - theirs).norm() <= OUTPUT_TOLERANCE * theirs.norm())
 
 

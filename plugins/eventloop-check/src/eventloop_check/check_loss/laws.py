@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MICROBATCHES, PADDING, RANKS, ORDER, DRAWS = "microbatches", "padding", "ranks", "order", "draws"
+MICROBATCHES = "microbatches"
+PADDING = "padding"
+RANKS = "ranks"
+ORDER = "order"
+DRAWS = "draws"
 # What each law says, for the help.
 LAWS: Mapping[str, str] = MappingProxyType(
     {

@@ -137,7 +137,8 @@ def _judged(tried: Iterable[Variant], found: Measured, whole: Measurement) -> li
     }
     rows = []
     for one in tried:
-        measured, update = found[one.name], differing[one.name]
+        measured = found[one.name]
+        update = differing[one.name]
         if isinstance(measured, str):
             rows.append(Row(one, "failed", reason=measured))
         elif len(measured.updates) != len(whole.updates):

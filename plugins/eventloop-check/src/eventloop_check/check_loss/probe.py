@@ -52,7 +52,9 @@ class CheckLoss:
     role = "algorithm"
 
     def __init__(self, *, variant: str, folder: Path, samples: int = 16) -> None:
-        self.variant, self.folder, self.samples = variant, Path(folder), samples
+        self.variant = variant
+        self.folder = Path(folder)
+        self.samples = samples
         self._kind = VARIANTS[variant]
         self._draws = Draws(is_other=self._kind.other_draws)
         self._recurrent: list[str] = []
@@ -155,7 +157,8 @@ class CheckLoss:
             if param.grad is not None
         }
         self._record(loss, parts, prints, gradients)
-        self._parts, self._prints = [], []
+        self._parts = []
+        self._prints = []
         return (yield)
 
     @hookimpl
@@ -232,7 +235,8 @@ class CheckLoss:
 
     def _prepared(self, rank: int) -> Any:
         """Returns what this variant, or this rank of it, makes of the batch."""
-        batch, kind = self._whole, self._kind
+        batch = self._whole
+        kind = self._kind
         if kind.num_ranks > 1 and has_samples(batch):
             return picked(batch, part_of_rank(num_samples(batch), rank))
         if kind.batch == "reversed":

@@ -76,7 +76,8 @@ def _places(several: Iterable[str]) -> str:
 
 def _cells(row: Row, several: bool) -> tuple[str, ...]:
     """Returns a line of the table; where the batch makes several updates, with the number of one."""
-    title, update = row.variant.title, row.update
+    title = row.variant.title
+    update = row.update
     if update is None or update.compared is None:
         return (title, row.result, "", "", "")
     compared = update.compared

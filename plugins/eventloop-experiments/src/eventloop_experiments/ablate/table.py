@@ -74,7 +74,8 @@ def rows_of(ablation: Ablation, outcomes: Sequence[AblationOutcome], metric: Met
 
 def header(ablation: Ablation, num_runs: int, num_done: int) -> Iterator[str]:
     """Yields the lines printed before the first run."""
-    names, seeds = ", ".join(ablation.names), counted(len(ablation.seeds), "seed")
+    names = ", ".join(ablation.names)
+    seeds = counted(len(ablation.seeds), "seed")
     at_once = f", {ablation.jobs} at a time" if ablation.jobs > 1 else ""
     yield f"ablation: {ablation.arguments.task}, {names}; {num_runs} runs, {seeds}{at_once}"
     if ablation.always_on:
@@ -176,7 +177,8 @@ def _values(
 
 
 def _run(outcome: AblationOutcome, values: Mapping[int, float]) -> dict[str, Any]:
-    seed, content = outcome.run.seed, outcome.content or {}
+    seed = outcome.run.seed
+    content = outcome.content or {}
     return {
         "seed": seed,
         "value": values.get(seed),
@@ -212,7 +214,8 @@ def _mean(row: Row, digits: int) -> str:
     if row.mean is None:
         return "failed"
     spread = "" if row.std is None else f" ± {row.std:.{digits}f}"
-    num_seeds, num_all = len(row.values), len(row.outcomes)
+    num_seeds = len(row.values)
+    num_all = len(row.outcomes)
     of = "" if num_seeds == num_all else f" ({num_seeds} of {num_all} seeds)"
     return f"{row.mean:.{digits}f}{spread}{of}"
 

@@ -25,7 +25,8 @@ def draw(rows: Sequence[Row], metric: Metric, path: Path) -> None:
             left.plot([row.mean], [place], "|", color="black", markersize=18)
         base = row.differences.get("none")
         if base is not None:
-            low, high = base.low, base.high
+            low = base.low
+            high = base.high
             right.plot([base.mean], [place], "o", color="tab:blue")
             if low is not None and high is not None:
                 right.plot([low, high], [place, place], color="tab:blue")

@@ -11,7 +11,8 @@ from typing import Any
 from eventloop.commands import Job, UsageError, flag, fold
 from eventloop_experiments.runs import read_texts
 
-NONE, ALL = "none", "all"
+NONE = "none"
+ALL = "all"
 _NAME = re.compile(r"\w[\w .=-]*")  # of a folder, too
 _FIX = "write a line `mixup: {-p: mixup, task.lr: 0.1}` for each row"
 

@@ -56,7 +56,8 @@ class Curve:
 
     def smoothed(self) -> list[float]:
         """Returns the moving average of the losses, without the bias of its start."""
-        mean, smoothed = 0.0, []
+        mean = 0.0
+        smoothed = []
         for step, loss in enumerate(self.losses, 1):
             mean = self.smoothing * mean + (1 - self.smoothing) * loss
             smoothed.append(mean / (1 - self.smoothing**step))

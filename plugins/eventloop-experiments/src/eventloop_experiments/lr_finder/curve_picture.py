@@ -21,7 +21,8 @@ def draw(curve: Curve, proposal: Proposal | None, path: Path) -> None:
         axes.axvline(proposal.steepest, color="tab:red", label=label)
     finite = [one for one in smoothed if one == one]
     if finite:
-        low, high = min(finite), max(finite[: max(1, len(finite) // 2)])
+        low = min(finite)
+        high = max(finite[: max(1, len(finite) // 2)])
         axes.set_ylim(low - 0.1 * abs(high - low) - 1e-9, high + 0.5 * abs(high - low) + 1e-9)
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")

@@ -30,7 +30,10 @@ class LrFinder:
     role = "algorithm"
 
     def __init__(self, *, low: float, high: float, steps: int, out: Path) -> None:
-        self.low, self.high, self.steps, self.out = low, high, steps, Path(out)
+        self.low = low
+        self.high = high
+        self.steps = steps
+        self.out = Path(out)
         self._curve = Curve(low, high, steps)
         self._ratios: dict[str, list[float]] = {}
 

@@ -135,7 +135,8 @@ def _trained(arguments: Arguments, curve: Curve) -> Curve:
                 fix=f"see that `eventloop fit {arguments.task} --dry-run` works",
             )
         content = json.loads(out.read_text(encoding="ascii"))
-    curve.rates, curve.losses = content["rates"], content["losses"]
+    curve.rates = content["rates"]
+    curve.losses = content["losses"]
     return curve
 
 

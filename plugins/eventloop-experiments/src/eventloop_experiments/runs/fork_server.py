@@ -182,7 +182,9 @@ class _Child:
     """
 
     def __init__(self, run: int | None, read_end: int, write_end: int) -> None:
-        self.run, self.read_end, self.write_end = run, read_end, write_end
+        self.run = run
+        self.read_end = read_end
+        self.write_end = write_end
 
     def report(self, names: Iterable[str]) -> None:
         """Names modules, in the fork."""

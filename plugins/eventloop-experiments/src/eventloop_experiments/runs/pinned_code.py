@@ -35,7 +35,9 @@ class PinnedCode:
     """
 
     def __init__(self, job: Job, what: str, folder: Path) -> None:
-        self._job, self._what, self._folder = job, what, folder
+        self._job = job
+        self._what = what
+        self._folder = folder
         self._is_of: tuple[object, ...] = ()
         self._plugins: tuple[Any, ...] = ()
         self._versions: dict[str, str] = {}
@@ -193,6 +195,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
 
 def _changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(then.keys() | now.keys()):
-        before, after = then.get(name, _ABSENT), now.get(name, _ABSENT)
+        before = then.get(name, _ABSENT)
+        after = now.get(name, _ABSENT)
         if before != after:
             yield f"{name}: {before} -> {after}"

@@ -187,7 +187,8 @@ def _differences(
     then: Mapping[str, Any], now: Mapping[str, Any], allow_code: bool
 ) -> Iterator[str]:
     for section in now:
-        before, after = then.get(section), now[section]
+        before = then.get(section)
+        after = now[section]
         if section not in _OF_JOB and before != after:
             yield f"{section}: {_shown(before)} -> {_shown(after)}"
     for section in ("settings", "command"):

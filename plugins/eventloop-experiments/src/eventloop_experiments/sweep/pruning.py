@@ -34,7 +34,10 @@ class Pruning:
     """
 
     def __init__(self, *, study: str, trial: int, metric: str, pruner: str) -> None:
-        self.study, self.trial, self.metric, self.pruner = study, trial, metric, pruner
+        self.study = study
+        self.trial = trial
+        self.metric = metric
+        self.pruner = pruner
         self._num_evals = 0
         self._is_pruned = False
         self._storage: RDBStorage | None = None

@@ -166,7 +166,8 @@ def _values(sweep: Sweep, best: FrozenTrial, *, plugins: bool = False) -> dict[s
 
 def _config(sweep: Sweep, best: FrozenTrial) -> dict[str, Any]:
     """Returns the file for `--config` with which `fit` trains as a trial did."""
-    layers, given = sweep.job.configuration.layers, sweep.arguments.given
+    layers = sweep.job.configuration.layers
+    given = sweep.arguments.given
     # The first file is that of `--config`; others are read without being named.
     file = next(one for one in layers if one.kind == "file") if "config" in given else None
     values = {key: one.value for key, one in file.values.items()} if file else {}
@@ -188,7 +189,8 @@ def _config(sweep: Sweep, best: FrozenTrial) -> dict[str, Any]:
 
 def _lists(sweep: Sweep, best: FrozenTrial) -> dict[str, list[str]]:
     """Returns the lists of plugins, with what weaker files list: the strongest file's counts."""
-    rules, choice = sweep.job.configuration.rules, sweep.arguments.choice
+    rules = sweep.job.configuration.rules
+    choice = sweep.arguments.choice
     off = {fold(one): one for one in choice.off} | sweep.switched_off(best.params)
     chosen = [str(value) for name, value in best.params.items() if name.startswith("-p ")]
     on = {fold(one): one for one in (*choice.insist, *chosen) if not one.startswith("no:")}

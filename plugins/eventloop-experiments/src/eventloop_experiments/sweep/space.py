@@ -55,7 +55,9 @@ class Dimension:
         """Returns a trial's value, as it is typed."""
         if self.choices:
             return str(trial.suggest_categorical(self.name, self.choices))
-        low, high, step = self.low, self.high, self.step
+        low = self.low
+        high = self.high
+        step = self.step
         if isinstance(low, int) and isinstance(high, int):
             whole = 1 if step is None else int(step)
             return str(trial.suggest_int(self.name, low, high, step=whole, log=self.is_log))

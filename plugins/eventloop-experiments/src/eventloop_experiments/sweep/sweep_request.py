@@ -43,7 +43,8 @@ from eventloop_experiments.sweep.space import (
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-LAST, BEST = "last", "best"
+LAST = "last"
+BEST = "best"
 _MOST_ROWS = 32
 _OWN = ("run_dir", "resume")
 _FIX = "name a YAML file with a line `task.lr: log:1e-4:1e-1` for each range"

@@ -30,7 +30,8 @@ _STATES = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-_KILLS, _REASON = "kills", "reason"
+_KILLS = "kills"
+_REASON = "reason"
 _EXHAUSTED = "exhausted"  # of a study: its sampler has tried all there is
 _MOST_KILLS = 3
 
@@ -74,8 +75,12 @@ class Trials:
         lock: FileLock,
         metric: str,
     ) -> None:
-        self._sweep, self._folder, self._metric = sweep, folder, metric
-        self._study, self._storage, self._lock = study, storage, lock
+        self._sweep = sweep
+        self._folder = folder
+        self._metric = metric
+        self._study = study
+        self._storage = storage
+        self._lock = lock
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._held: dict[int, FileLock] = {}
         # A sampler that has tried all there is calls it; outside of `optimize`, Optuna's raises.

@@ -96,7 +96,8 @@ def _widest(operator: Any) -> Callable[..., Any]:
         found = {one.dtype for one in _tensors((args, kwargs)) if one.is_floating_point()}
         with private.without_autocast():
             if len(found) > 1 and torch.float64 not in found:
-                args, kwargs = _cast(args, torch.float32), _cast(kwargs, torch.float32)
+                args = _cast(args, torch.float32)
+                kwargs = _cast(kwargs, torch.float32)
             return operator(*args, **kwargs)
 
     return compute

@@ -58,7 +58,8 @@ class _ByHost(torch.autograd.Function):
         left = iter(raws)
         with torch.enable_grad(), generators.in_place_of_the_hosts():
             results = operator(*_replaced(args, left), **_replaced(kwargs, left))
-        ctx.inputs, ctx.outputs = raws, (results,) if isinstance(results, Tensor) else results
+        ctx.inputs = raws
+        ctx.outputs = (results,) if isinstance(results, Tensor) else results
         return tuple(PretendTensor(one.detach()) for one in ctx.outputs)
 
     @staticmethod

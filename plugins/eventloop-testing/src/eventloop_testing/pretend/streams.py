@@ -86,7 +86,8 @@ class Event(torch.Event):
         """Marks the position of a stream, by default the current one."""
         line = lines.current() if stream is None else stream.line
         line.advance()
-        self._clock, self._is_asked = line.clock(), False
+        self._clock = line.clock()
+        self._is_asked = False
         self._time_s = time.perf_counter() if self._has_time else None
 
     def wait(self, stream: Any = None) -> None:

@@ -42,7 +42,8 @@ def pretend_device(
         PretendError: the process has a real accelerator, whose place it would take for good.
     """
     _register()
-    limit, memory.COUNTS.limit = memory.COUNTS.limit, limit_bytes
+    limit = memory.COUNTS.limit
+    memory.COUNTS.limit = limit_bytes
     was_on = device_module.is_switched_on
     with (
         nullcontext() if was_on else patched(),

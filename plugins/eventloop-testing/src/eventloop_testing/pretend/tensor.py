@@ -54,7 +54,8 @@ class PretendTensor(Tensor):
             )
             raw = raw.to_dense()  # with which a backward pass gets to its end
         made: PretendTensor = private.wrapper(cls, raw)
-        made.raw, made.block = raw, memory.block_of(raw)
+        made.raw = raw
+        made.block = memory.block_of(raw)
         return made
 
     def __init__(self, *_: object) -> None:
@@ -84,7 +85,8 @@ class PretendTensor(Tensor):
         if not isinstance(value, PretendTensor):
             raise MixedDevicesError("x.data = y, with x on the device and y on the host")
         DATA.__set__(self, value)
-        self.raw, self.block = value.raw, value.block
+        self.raw = value.raw
+        self.block = value.block
 
     def data_ptr(self) -> int:
         """Returns the address of the first value."""

@@ -60,7 +60,8 @@ def _caller() -> tuple[str, str]:
             continue
         module = str(frame.f_globals.get("__name__", ""))
         if not where:
-            where, package = f"{file}:{line}", module.partition(".")[0]
+            where = f"{file}:{line}"
+            package = module.partition(".")[0]
         if module.startswith("eventloop_") and not module.startswith(
             ("eventloop_testing", "eventloop_check")
         ):
