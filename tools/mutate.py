@@ -69,7 +69,10 @@ MUTANTS = {
         "data/test_sharding.py",
     ),
     "a resumed run saves its batch again": Mutant(
-        "loop.py", '"saved_at": self._saved_at', '"saved_at": -1', "test_loop_goes_on.py"
+        "loop.py",
+        "LoopState(self.is_finished, self._evaluated_at, self._saved_at)",
+        "LoopState(self.is_finished, self._evaluated_at, -1)",
+        "test_loop_goes_on.py",
     ),
     "the lock accepts another order of callbacks": Mutant(
         "plugin/lock_digests.py",
