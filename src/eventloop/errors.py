@@ -1,4 +1,4 @@
-"""Errors that say what happened, who did it, and what to do next."""
+"""Errors that say what happened, which plugin is concerned, and what to do next."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class EventloopError(Exception):
     """The base of every error that eventloop itself raises.
 
     Args:
-        what: what happened, with the values seen; one sentence.
+        what: one sentence that says what happened, with the values.
         fix: what to do next, with the line to paste.
-        subjects: the plugins that it is about; none if it is about the command as a whole.
-        facts: further lines of the message, such as the plugin and the hook, in order.
+        subjects: the plugins that the error is about; empty if it is about the whole command.
+        facts: further lines of the message in order, such as the plugin and the hook.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class EventloopError(Exception):
             lines["fix"] = fix
         width = max((len(name) for name in lines), default=0)
         what, frames = _without_frames(what)
-        listed = (f"  {name:<{width}}  " + text for name, text in lines.items())
-        super().__init__("\n".join([what, *listed, *frames]))
+        fields = [f"  {name:<{width}}  {text}" for name, text in lines.items()]
+        super().__init__("\n".join([what, *fields, *frames]))
         self.what = what
         self.fix = fix
         self.facts = facts
@@ -112,13 +112,13 @@ class ReadOnlyStateError(PluginError, AttributeError):
 
 def closest(name: str, names: Iterable[str], what: str = "the closest") -> str:
     """Returns "; the closest is 'x'" for the closest of `names`, or "" if none is close."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"; {what} is {found[0]!r}" if found else ""
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"; {what} is {matches[0]!r}" if matches else ""
 
 
 def closest_at(path: Path, pattern: str = "*") -> str:
-    """Returns what `closest` does for the files beside a path, whose names match a pattern."""
-    return closest(path.name, sorted(one.name for one in path.parent.glob(pattern)))
+    """Returns "; the closest is 'x'" for the files in the folder of a path that match a pattern."""
+    return closest(path.name, sorted(file.name for file in path.parent.glob(pattern)))
 
 
 def a(noun: str) -> str:
@@ -135,9 +135,9 @@ def counted(number: int, singular: str, plural: str = "") -> str:
 
 def first_of(texts: Iterable[str], most: int = 3, separator: str = ", ") -> str:
     """Returns the first of several texts, and how many more there are."""
-    listed = list(texts)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return separator.join(listed[:most]) + more
+    all_texts = list(texts)
+    more = f" and {len(all_texts) - most} more" if len(all_texts) > most else ""
+    return separator.join(all_texts[:most]) + more
 
 
 def raise_all(
@@ -148,24 +148,26 @@ def raise_all(
     """Raises all problems at once: a single one unchanged, several in one numbered message.
 
     Args:
-        kind: the class of that; by default UsageError if all problems are, else PluginError.
+        kind: the class of the message; by default UsageError if all problems are usage errors, else
+            PluginError.
     """
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        listed = "\n".join(f"{idx}. {text_of(one)}" for idx, one in enumerate(problems, 1))
-        is_usage = all(isinstance(one, UsageError) for one in problems)
-        kind = kind or (UsageError if is_usage else PluginError)
-        raise kind(f"{len(problems)} problems with {about}\n{listed}")
+        texts = [f"{number}. {text_of(problem)}" for number, problem in enumerate(problems, 1)]
+        if kind is None:
+            is_usage = all(isinstance(problem, UsageError) for problem in problems)
+            kind = UsageError if is_usage else PluginError
+        raise kind("\n".join([f"{len(problems)} problems with {about}", *texts]))
 
 
 class Note(str):
     """A note on an exception, with a kind for code and a text for the user.
 
     Attributes:
-        kind: "origin" says what raised it, "given" what that was given, "samples"
-            which samples a data set was reading, "memory" what to do without more memory,
-            "later" what was raised after it, "plugins" which took part.
+        kind: "origin" names the plugin that raised, "given" the arguments of the call, "samples" the
+            samples that a data set was reading, "memory" how to use less memory, "later" an exception
+            that was raised afterwards, "plugins" the active plugins.
     """
 
     kind: str
@@ -179,30 +181,30 @@ class Note(str):
 def notes_of(error: BaseException, kind: str) -> list[Note]:
     """Returns the notes of a kind on an exception."""
     notes = getattr(error, "__notes__", ())
-    return [one for one in notes if isinstance(one, Note) and one.kind == kind]
+    return [note for note in notes if isinstance(note, Note) and note.kind == kind]
 
 
 def note_later(error: BaseException, other: BaseException) -> None:
-    """Notes on an exception that another was raised while it was dealt with, and where."""
+    """Adds a note to an exception: another exception that was raised while it was handled."""
     details = "".join(traceback.format_exception(other, chain=False))
     text = f"then also: {type(other).__name__}: {text_of(other)}\n{details.rstrip()}"
     error.add_note(Note(text, "later"))
 
 
 def as_first(share: Callable[[Any], Any], act: Callable[[], T]) -> T:
-    """Calls a function; every rank returns or raises what it did on rank 0."""
+    """Calls a function on every rank; all ranks return the result of rank 0, or raise its error."""
     try:
-        mine: T | EventloopError = act()
+        local_result: T | EventloopError = act()
     except EventloopError as error:
-        mine = error
-    first: T | EventloopError = share(mine)
-    if isinstance(first, EventloopError):
-        raise first
-    return first
+        local_result = error
+    result: T | EventloopError = share(local_result)
+    if isinstance(result, EventloopError):
+        raise result
+    return result
 
 
 def failures_of(function: Callable[[], None]) -> list[BaseException]:
-    """Calls a function; returns a list with the exception that it raised, if any."""
+    """Calls a function; returns a list with the exception that it raised, or an empty list."""
     try:
         function()
     except BaseException as error:  # noqa: BLE001  the caller raises what came first

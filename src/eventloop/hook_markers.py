@@ -14,14 +14,14 @@ import pluggy
 from eventloop.clock import Time
 
 PROJECT = "eventloop"
-# Events that reach every plugin, even if another one raises.
+# Events that are called on every plugin, even if one raises.
 TELL_ALL = ("exception", "close")
-# Collections of the core, each of whose results is a text that stays with its plugin.
+# Collections in which a plugin describes itself: a result is a text, and is kept with the plugin.
 OF_ITSELF = ("unsuitable", "header_note")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]
 HookKind = Literal["event", "question", "action", "collection"]
-# Hooks that are gone, with what became of them: {"batch_done": "renamed to batch_end in 0.3"}.
+# Removed hooks with their replacement: {"batch_done": "renamed to batch_end in 0.3"}.
 REMOVED_HOOKS: Mapping[str, str] = {}
 
 _mark_spec = pluggy.HookspecMarker(PROJECT)
@@ -32,18 +32,18 @@ _IMPL = "eventloop_impl_options"
 
 @dataclass(frozen=True)
 class Hook:
-    """What the declaration of one hook says.
+    """The declaration of a hook.
 
     Args:
         kind: event, action, question or collection.
-        per: how often it fires.
-        closes: the event that this one ends, if it ends one.
-        argnames: what is passed, in order; `state` first.
+        per: how often the hook is called.
+        closes: the event that this event ends; None if it ends none.
+        argnames: the arguments in order; `state` is the first.
         doc: the contract.
-        for_algorithms: whether callbacks can't implement it; true of every action.
-        spec: the function that declares it.
-        declared_by: the names of the plugins that declare it; none for the core's.
-        since: the version of what declares it in which it came; "" for the first.
+        for_algorithms: whether only algorithms may implement the hook, as is true of every action.
+        spec: the function that declares the hook.
+        declared_by: the names of the plugins that declare the hook; empty for hooks of the core.
+        since: the version of the core or the package that introduced the hook; "" for the first.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Hook:
 
     @property
     def signature(self) -> inspect.Signature:
-        """What a call takes, `state` first."""
+        """The arguments of a call; `state` is the first."""
         assert self.spec is not None
         return _without_self(self.spec)
 
@@ -75,22 +75,21 @@ def hookspec(
     warn_on_impl: Warning | None = None,
     warn_on_impl_args: Mapping[str, Warning] | None = None,
 ) -> Callable[[Function], Function]:
-    """Declares a hook, its docstring being the contract.
+    """Declares a hook. The docstring of the function is the contract of the hook.
 
-    A name that starts with `should_` is a question; `firstresult` makes an action, `collection` a
-    collection; anything else is an event, and an implementation that returns something is an
-    error.
+    A hook whose name begins with `should_` is a question, with `firstresult` an action, with
+    `collection` a collection. All others are events, whose implementations must return None.
 
     Args:
-        per: how often the hook fires.
-        closes: the name of the event that this one ends; algorithms run it in reverse order.
-        firstresult: one implementation owns the hook, and its result is the hook's.
+        per: how often the hook is called.
+        closes: the name of the event that this event ends. Algorithms run it in reverse order.
+        firstresult: the hook is an action: one implementation owns it and returns its result.
         collection: a call returns a list of all results that aren't None, in order.
-        for_algorithms: callbacks can't implement it; true of every action.
-        since: the version of the core, or of the package that declares it, in which it came; what
-            was there in the first needs none.
-        warn_on_impl: the warning that each implementation causes, of a hook that is going.
-        warn_on_impl_args: by argument, the warning that each implementation that takes it causes.
+        for_algorithms: only algorithms may implement the hook; implied by `firstresult`.
+        since: the version of the core, or of the declaring package, that introduced the hook; not
+            needed in the first version.
+        warn_on_impl: a warning for every implementation, for a hook that will be removed.
+        warn_on_impl_args: by argument, a warning for every implementation that has this argument.
 
     Raises:
         ValueError: the options make the hook two kinds at once.
@@ -123,7 +122,7 @@ def hookspec(
 
 @dataclass(frozen=True)
 class ImplOptions:
-    """The options of `hookimpl` that pluggy doesn't know."""
+    """The options of `hookimpl` that pluggy doesn't have."""
 
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -163,20 +162,20 @@ def hookimpl(
     conditional: bool = False,
     rank_zero: bool = False,
 ) -> Function | Callable[[Function], Function]:
-    """Marks a function or method as the implementation of the hook of its name.
+    """Marks a function or method as an implementation of the hook with its name.
 
     Args:
-        tryfirst: runs before the plugins of its role that don't ask for a place.
-        trylast: runs after them.
-        wrapper: a generator that encloses all plain implementations: it yields once, receives
-            the result or the exception there, and returns the result.
-        optionalhook: no error where no hook has this name.
-        specname: the hook's name, where the function's own differs.
-        before, after: runs before or after these plugins, by name; stronger than the phase.
-        every: of an event: runs only on the first call after each multiple of this time has been
-            crossed: "50ba", "1ep", "1e6tok".
-        conditional: of an action: may return None to pass to the next implementation.
-        rank_zero: of a callback's event: runs on global rank 0 alone.
+        tryfirst: run before other plugins of the same role.
+        trylast: run after other plugins of the same role.
+        wrapper: the function is a generator around all other implementations: it yields once, the
+            `yield` returns their result or raises their exception, and it returns the result.
+        optionalhook: don't raise an error if there is no hook with this name.
+        specname: the name of the hook, if the function has another name.
+        before, after: names of plugins to run before or after; overrides `tryfirst` and `trylast`.
+        every: for events: run only on the first call after each multiple of this time: "50ba", "1ep",
+            "1e6tok".
+        conditional: for actions: a result of None passes the call to the next implementation.
+        rank_zero: for events of callbacks: run only on global rank 0.
 
     Raises:
         ValueError: `every` is not a time.
@@ -215,7 +214,7 @@ def declared_hooks(namespaces: Iterable[object], *declared_by: str) -> dict[str,
 
 
 def marked_by_pluggy(namespace: object) -> list[str]:
-    """Returns the names marked with pluggy's own marker, which doesn't say how often a hook fires."""
+    """Returns the functions with pluggy's own marker, which doesn't say how often a hook is called."""
     return [
         name
         for name, function in _members(namespace).items()
@@ -227,23 +226,30 @@ def warnings_of(hook: Hook, argnames: Iterable[str] | None = None) -> list[Warni
     """Returns the warnings that an implementation of a hook causes.
 
     Args:
-        argnames: what it takes; anything unless given.
+        argnames: the arguments of the implementation; None for all arguments.
     """
     options = getattr(hook.spec, f"{PROJECT}_spec", {})
-    of_all = options.get("warn_on_impl")
-    of_args = options.get("warn_on_impl_args") or {}
-    names = of_args if argnames is None else argnames
-    return [*([of_all] if of_all else []), *(of_args[name] for name in names if name in of_args)]
+    warnings_by_argument = options.get("warn_on_impl_args") or {}
+    if argnames is None:
+        argnames = warnings_by_argument
+    warnings = [warnings_by_argument[name] for name in argnames if name in warnings_by_argument]
+    if warning := options.get("warn_on_impl"):
+        warnings.insert(0, warning)
+    return warnings
 
 
 def _members(namespace: object) -> dict[str, Any]:
-    """Returns what a class, its bases included, or a module has."""
-    own = namespace.__mro__ if inspect.isclass(namespace) else (namespace, *type(namespace).__mro__)
-    return {
-        name: one.__func__ if isinstance(one, staticmethod | classmethod) else one
-        for each in reversed(own)
-        for name, one in getattr(each, "__dict__", {}).items()
-    }
+    """Returns the members of a module, or of a class and its bases, by name."""
+    if inspect.isclass(namespace):
+        owners: tuple[object, ...] = namespace.__mro__
+    else:
+        owners = (namespace, *type(namespace).__mro__)
+    members: dict[str, Any] = {}
+    for owner in reversed(owners):
+        for name, member in getattr(owner, "__dict__", {}).items():
+            is_wrapped = isinstance(member, staticmethod | classmethod)
+            members[name] = member.__func__ if is_wrapped else member
+    return members
 
 
 def _describe(name: str, function: Callable[..., Any], declared_by: tuple[str, ...]) -> Hook:
@@ -257,8 +263,9 @@ def _describe(name: str, function: Callable[..., Any], declared_by: tuple[str, .
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
-    parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
-    return signature.replace(parameters=parameters)
+    parameters = signature.parameters.values()
+    kept = [parameter for parameter in parameters if parameter.name not in ("self", "cls")]
+    return signature.replace(parameters=kept)
 
 
 @dataclass(frozen=True)
@@ -291,13 +298,15 @@ class Edge:
 
 def path_of(start: str, goal: str, edges: Sequence[Edge]) -> list[Edge] | None:
     """Returns a shortest path of edges from one name to another; None if there is none."""
-    ways: dict[str, list[Edge]] = {start: []}
+    paths: dict[str, list[Edge]] = {start: []}
     queue = [start]
     for name in queue:
-        for edge in (one for one in edges if one.first == name):
+        for edge in edges:
+            if edge.first != name:
+                continue
             if edge.then == goal:
-                return [*ways[name], edge]
-            if edge.then not in ways:
-                ways[edge.then] = [*ways[name], edge]
+                return [*paths[name], edge]
+            if edge.then not in paths:
+                paths[edge.then] = [*paths[name], edge]
                 queue.append(edge.then)
     return None
