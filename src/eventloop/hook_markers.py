@@ -264,8 +264,8 @@ def _describe(name: str, function: Callable[..., Any], declared_by: tuple[str, .
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
-    kept = [parameter for parameter in parameters if parameter.name not in ("self", "cls")]
-    return signature.replace(parameters=kept)
+    without_self = [parameter for parameter in parameters if parameter.name not in ("self", "cls")]
+    return signature.replace(parameters=without_self)
 
 
 @dataclass(frozen=True)
