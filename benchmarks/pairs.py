@@ -91,18 +91,21 @@ class Outcome:
 
 
 def packages_in(folder: Path) -> list[Package]:
-    """Reads the packages of a folder that have a plugin, sorted by name."""
-    found = []
+    """Reads the packages of a folder, once for each plugin that they have, sorted by folder.
+
+    A package without a plugin, such as a command or a storage, takes part in no training by itself.
+    """
+    packages = []
     for path in sorted(folder.glob("*/pyproject.toml")):
         project = tomllib.loads(path.read_text())["project"]
-        groups = [one for one in project.get("entry-points", {}).items() if one[0] in GROUPS]
-        if not groups:  # a command, a storage, or tasks: it takes part in no training by itself
-            continue
-        ((group, points),) = groups
-        ((name, target),) = points.items()
         source = str(path.parent / "src")
-        found.append(Package(name, project["name"], project["version"], group, target, source))
-    return found
+        for group, points in project.get("entry-points", {}).items():
+            if group not in GROUPS:
+                continue
+            for name, target in points.items():
+                package = Package(name, project["name"], project["version"], group, target, source)
+                packages.append(package)
+    return packages
 
 
 def judge(first: Package, second: Package) -> Verdict:
@@ -181,14 +184,18 @@ def installed(packages: Sequence[Package], folder: Path) -> Iterator[None]:
     """Installs packages one after the other: what was installed first is found first."""
     kept = list(sys.path)
     sites = []
-    for idx, one in enumerate(packages):
-        info = (
-            _of_rank(folder) / f"site-{idx}" / f"{fold(one.distribution)}-{one.version}.dist-info"
-        )
+    by_distribution: dict[tuple[str, str], list[Package]] = {}
+    for package in packages:
+        by_distribution.setdefault((package.distribution, package.version), []).append(package)
+    for idx, ((name, version), plugins) in enumerate(by_distribution.items()):
+        info = _of_rank(folder) / f"site-{idx}" / f"{fold(name)}-{version}.dist-info"
         info.mkdir(parents=True)
-        metadata = f"Metadata-Version: 2.1\nName: {one.distribution}\nVersion: {one.version}\n"
-        (info / "METADATA").write_text(metadata)
-        (info / "entry_points.txt").write_text(f"[{one.group}]\n{one.name} = {one.target}\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        points: dict[str, list[str]] = {}
+        for plugin in plugins:
+            points.setdefault(plugin.group, []).append(f"{plugin.name} = {plugin.target}")
+        sections = ["\n".join([f"[{group}]", *lines]) for group, lines in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(sections) + "\n")
         (info / "REQUESTED").touch()
         sites.append(str(info.parent))
     sys.path[:0] = [*sites, *(one.source for one in packages)]

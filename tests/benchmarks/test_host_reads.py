@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,12 @@ def host_reads():
 
 def names():
     """The plugins of this repository; "" is a run without one."""
-    found = sorted((ROOT / "plugins").glob("*/pyproject.toml"))
-    groups = "eventloop.algorithms", "eventloop.callbacks"
-    texts = {one.parent.name.removeprefix("eventloop-"): one.read_text() for one in found}
-    return ["", *(name for name, text in texts.items() if any(one in text for one in groups))]
+    plugins = [""]
+    for path in sorted((ROOT / "plugins").glob("*/pyproject.toml")):
+        points = tomllib.loads(path.read_text())["project"].get("entry-points", {})
+        for group in ("eventloop.algorithms", "eventloop.callbacks"):
+            plugins += points.get(group, {})
+    return plugins
 
 
 @pytest.mark.sampled(16)

@@ -50,7 +50,7 @@ def add(install, monkeypatch):
         return own, problems
 
     monkeypatch.setattr(discover, "installed_entry_points", visible)
-    monkeypatch.setattr("eventloop.cli.plugins.installed_entry_points", visible)
+    monkeypatch.setattr("eventloop.cli.plugins_list.installed_entry_points", visible)
 
     def add(scheme, code, distribution, target=""):
         install(scheme, code, target=target, group="eventloop.storage", distribution=distribution)
