@@ -88,8 +88,8 @@ MUTANTS = {
     ),
     "parts of a failed batch join the next": Mutant(
         "training/logged_numbers.py",
-        "        self._parts = {}\n        self._update = 0\n        self._texts",
-        "        self._update = 0\n        self._texts",
+        "        self._row = {}\n        self._microbatch_values = {}\n        self._update = 0\n",
+        "        self._row = {}\n        self._update = 0\n",
         "training/test_logged_numbers.py",
     ),
     "predict_forward runs outside of autocast": Mutant(

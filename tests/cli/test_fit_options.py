@@ -130,7 +130,7 @@ def test_compile_is_a_switch_or_a_mapping_of_options(run, tiny):
         assert ran.out.count("compiling: the first step") == (value != "false")
 
     by_layer = run(*FIT, "--compile", '{"layers": true, "backend": "eager"}')
-    assert "compile: 2 layers, each by itself, backend=eager" in by_layer.out
+    assert "compile: 2 layers, each compiled separately, backend=eager" in by_layer.out
     assert "isn't of type bool or layers or dict[str, Any]" in run(*FIT, "--compile", "maybe").err
 
 

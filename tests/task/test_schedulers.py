@@ -319,6 +319,6 @@ def test_a_scheduler_beyond_its_end_is_named(make_trainer, make_task):
         trainer.fit(until="3ep")
 
     assert (
-        "raised by the OneCycleLR of the optimizer 'sgd', which was made for a run of 1ep"
+        "raised by the OneCycleLR of the optimizer 'sgd', which was created for a run of 1ep"
         in (caught.value.__notes__[0])
     )

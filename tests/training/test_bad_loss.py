@@ -51,9 +51,9 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
     found = trainer.state.clock.batch
     assert str(caught.value) == (
         f"the loss is {loss} at epoch 1, batch 3\n"
-        f"  found       at batch {found}; everything since then is of no use\n"
+        f"  found       at batch {found}; all steps since batch 3 are lost\n"
         "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
-        "  fix         look at the inputs and targets of that batch, and at the loss; with "
+        "  fix         check the inputs and targets of that batch, and the loss; with "
         'on_bad_loss="ignore" the run continues'
     )
     assert found in (10, 10 + num_late(trainer))  # a GPU may be as fast as the host
@@ -65,7 +65,7 @@ def test_data_come_first_where_weights_broke(value, make_trainer, make_task, mak
     batches = make_batches()
     batches[1][0][0, 0] = value
 
-    with pytest.raises(NonFiniteError, match=r"fix +look at the inputs and targets of that batch"):
+    with pytest.raises(NonFiniteError, match=r"fix +check the inputs and targets of that batch"):
         make_trainer(make_task(train_dataloader=batches)).fit()
 
 
@@ -74,7 +74,7 @@ def test_the_first_batch_is_not_blamed_on_the_learning_rate(make_trainer, make_t
     batches = make_batches()
     batches[0][0][0, 0] = math.nan
 
-    with pytest.raises(NonFiniteError, match=r"fix +look at the inputs and targets of that batch"):
+    with pytest.raises(NonFiniteError, match=r"fix +check the inputs and targets of that batch"):
         make_trainer(make_task(train_dataloader=batches)).fit()
 
 
@@ -90,10 +90,10 @@ def test_the_first_parameter_that_isnt_finite_is_named(make_spoilt):
 @pytest.mark.parametrize(
     ("scale", "fp16"),
     [
-        (1e6, "it ends at 65,504, and '0.weight' reaches 1e+06: the weights exploded"),
+        (1e6, "its limit is 65,504, and '0.weight' reaches 1e+06: the weights exploded"),
         (
             6e4,
-            "it ends at 65,504; the weights reach 6e+04, in '0.weight', so that it was an output",
+            "its limit is 65,504; the weights reach only 6e+04, in '0.weight', so an output",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_in_fp16_it_says_whether_weights_or_outputs_exploded(scale, fp16, make_t
     text = str(caught.value)
     assert "parameters  all are finite" in text
     assert f"fp16        {fp16}" in text
-    assert "fix         set precision to bf16 or fp32, where nothing overflows so soon; or" in text
+    assert "fix         set precision to bf16 or fp32, which have a larger range; or" in text
 
 
 def test_a_listener_hears_of_it_before_the_run_stops(make_spoilt, make_plugin):

@@ -372,7 +372,9 @@ def test_layers_that_are_alike_are_compiled_once(trained, make_task, make_batche
 
     torch.testing.assert_close(weights(compiled), weights(eager), rtol=0, atol=1e-6)
     assert counters["stats"]["unique_graphs"] == 2
-    assert compiled.notes[0].startswith("compile: 4 layers, each by itself, backend=aot_eager")
+    assert compiled.notes[0].startswith(
+        "compile: 4 layers, each compiled separately, backend=aot_eager"
+    )
     model, inputs = compiled.state.model, torch.ones(2, 3)
     torch.testing.assert_close(copy.deepcopy(model)(inputs), model(inputs))
 
@@ -458,7 +460,11 @@ def test_updates_of_a_plugin_are_compiled(owner, compile, trained, make_task, ma
         torch.testing.assert_close(weights(compiled)[name], weight, rtol=0, atol=1e-6)
     assert counters["stats"]["unique_graphs"] >= 1
     assert compiled.state.model.state_dict().keys() == plain.state.model.state_dict().keys()
-    kind = "4 layers, each by itself" if compile is LAYERS else "the model, where updates call it"
+    kind = (
+        "4 layers, each compiled separately"
+        if compile is LAYERS
+        else "the model, where updates call it"
+    )
     assert any(note.startswith(f"compile: {kind}") for note in compiled.notes)
 
 

@@ -267,7 +267,7 @@ def test_a_result_that_is_no_number_is_an_error(tmp_path, metric, message):
     ("options", "settings", "message"),
     [
         ({"metric": "test/skore"}, {}, "the closest is 'test/score'"),
-        ({"metric": "loss"}, {}, "name one of test/score, test/loss, train/loss"),
+        ({"metric": "loss"}, {}, "use test/score or test/loss or train/loss"),
         ({"metric": "test/score"}, {}, "doesn't say whether higher is better"),
         ({"patience": "0.5dur"}, {"max_duration": None}, "patience: 0.5dur is a fraction"),
     ],

@@ -185,7 +185,7 @@ def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
     )
 
     assert_near(actual, expected)
-    assert notes[0].startswith("compile: 2 sharded layers, each by itself, backend=")
+    assert notes[0].startswith("compile: 2 sharded layers, each compiled separately, backend=")
     assert 2 <= max(num, same) <= 3  # training and evaluation: layers that are alike share them
 
 

@@ -1,4 +1,4 @@
-"""A loss that isn't finite any more: found without a wait, and a run that stops there."""
+"""Detects a loss that isn't finite, without waiting for the device, and stops the run."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from eventloop.training.precision import Precision
     from eventloop.training.running_means import EpochLoss
 
-AT_A_TIME = 10
+AT_A_TIME = 10  # losses per copy to the host
 Losses = list[tuple[Counts, Tensor]]
 Norms = list[tuple[int, Tensor]]
 _Copied = tuple[Losses, Norms, HostCopy]
 
 
 class BadBatch(NamedTuple):
-    """Where numbers stopped being finite, as one rank has seen it; sorts by batch.
+    """The first batch with a value that isn't finite on a rank.
 
     Attributes:
-        batch: the first that is to blame, as far as that is known.
-        what: what isn't finite there.
-        facts: what else is known.
+        batch: the number of the batch that caused it, as far as known; the first is 1.
+        description: the value that isn't finite, for the message.
+        facts: further lines of the message, by title.
     """
 
     batch: int
-    what: str
+    description: str
     facts: dict[str, str]
 
 
@@ -53,20 +53,21 @@ def watches_of(
     if settings.on_bad_loss == "ignore":
         return (QuietWatch(weights),)
     losses = LossWatch(latest, weights)
-    # In fp16 gradients that overflow aren't fault: their steps are skipped.
+    # With fp16, overflowing gradients are expected: the scaler skips their steps.
     has_norms = settings.clip_norm is not None and precision.name != "fp16"
     return (losses, NormWatch(losses)) if has_norms else (losses,)
 
 
 class LossWatch:
-    """Stops a run whose loss or weights aren't finite: a core plugin of `on_bad_loss="raise"`.
+    """Stops a run whose loss or weights aren't finite: the core plugin for `on_bad_loss="raise"`.
 
-    The losses are kept on the device, copied to the host ten at a time, and looked at when they have
-    arrived. Where one rank finds a bad one, all stop together, and name the first batch of any rank.
+    Losses stay on the device, are copied to the host ten at a time, and are checked once they have
+    arrived. If a rank finds a bad loss, all ranks stop together and report the earliest bad batch of
+    any rank.
 
     Args:
-        latest: the loss to look at, batch after batch.
-        weights: looks at the weights.
+        latest: provides the loss of each batch.
+        weights: checks the weights.
     """
 
     __slots__ = ("_bad", "_copies", "_latest", "_norms", "_pending", "_weights")
@@ -85,35 +86,35 @@ class LossWatch:
     def batch_checkpoint(self, state: State) -> None:
         loss = self._latest.latest
         pending = self._pending
-        now = state.clock._now
+        counts = state.clock._now
         if loss is not None:
-            # One that stays, where an update of a plugin's left none, is looked at once more.
-            pending.append((now, loss))
+            # If a plugin's update left no loss, the previous loss is checked again, which is harmless.
+            pending.append((counts, loss))
         if len(pending) == AT_A_TIME:
             self._start_copy()
         while self._copies and self._copies[0][2].is_ready():
-            self._look(state)
+            self._check_copy(state)
         if state.stop_reason is not None and state.stop_reason.kind == "loss":  # all ranks know
-            self._look_at_all(state)
-        if not now[1] % EVERY:
+            self._check_all(state)
+        if not counts[1] % EVERY:
             self._weights.look(state)
 
     @hookimpl(wrapper=True)
     def save_checkpoint(self, state: State) -> Generator[None, Any, Any]:
-        self._look_at_all(state)
+        self._check_all(state)
         return (yield)
 
     @hookimpl
     def fit_end(self, state: State) -> None:
-        self._look_at_all(state)
+        self._check_all(state)
         self._weights.end_fit(state)
 
     def keep_norm(self, batch: int, norm: Tensor) -> None:
-        """Keeps the gradient norm of a batch, to tell whether this batch or the next is the bad one.
+        """Stores the gradient norm of a batch; it shows whether this batch or the next is the bad one.
 
         Args:
-            batch: its number, the first is 1.
-            norm: shape (), on its device.
+            batch: the number of the batch; the first is 1.
+            norm: shape (), on the device.
         """
         self._norms.append((batch, norm))
 
@@ -123,84 +124,100 @@ class LossWatch:
         self._copies: deque[_Copied] = deque()
         self._bad: tuple[Counts, float] | None = None
 
-    def _look_at_all(self, state: State) -> None:
-        """Looks at what there is; raises NonFiniteError on all ranks where one rank's loss is bad."""
+    def _check_all(self, state: State) -> None:
+        """Checks all pending losses; raises NonFiniteError on every rank if any rank has a bad loss."""
         self._start_copy()
         while self._copies:
-            self._look(state)
+            self._check_copy(state)
         if not state.count_true(self._bad is not None):
             return
-        mine = None if self._bad is None else self._bad_batch(state, *self._bad)
-        found = [(one, rank) for rank, one in enumerate(state.all_gather(mine)) if one is not None]
-        first, rank = min(found, key=lambda one: (one[0].batch, one[1]))
-        alike = [state.layout.label(other) for one, other in found if one.batch == first.batch]
-        facts = dict(first.facts)
-        if len(alike) > 1:
-            facts = {"ranks": f"{', '.join(alike)} alike", **facts}
-        who = f"rank {state.layout.label(rank)}: " if state.world_size > 1 else ""
-        raise NonFiniteError(f"{who}{first.what}", **facts)
+        local_batch = None if self._bad is None else self._bad_batch(state, *self._bad)
+        bad_batches = [
+            (bad_batch, rank)
+            for rank, bad_batch in enumerate(state.all_gather(local_batch))
+            if bad_batch is not None
+        ]
+        earliest, rank = min(bad_batches, key=lambda pair: (pair[0].batch, pair[1]))
+        labels = [
+            state.layout.label(rank)
+            for bad_batch, rank in bad_batches
+            if bad_batch.batch == earliest.batch
+        ]
+        facts = dict(earliest.facts)
+        if len(labels) > 1:
+            facts = {"ranks": f"{', '.join(labels)} alike", **facts}
+        subject = f"rank {state.layout.label(rank)}: " if state.world_size > 1 else ""
+        raise NonFiniteError(f"{subject}{earliest.description}", **facts)
 
     def _start_copy(self) -> None:
         if self._pending:
-            copy = HostCopy([one for _, one in [*self._pending, *self._norms]])
+            copy = HostCopy([number for _, number in [*self._pending, *self._norms]])
             self._copies.append((self._pending, self._norms, copy))
             self._pending = []
             self._norms = []
 
-    def _look(self, state: State) -> None:
+    def _check_copy(self, state: State) -> None:
         losses, norms, copy = self._copies.popleft()
         numbers = copy.numbers()
         if math.isfinite(sum(numbers)):
-            return  # as always but once; to ask for each would be ten calls
+            return  # one check of the sum replaces ten checks
         for (batch, _), norm in zip(norms, numbers[len(losses) :], strict=True):
             if not math.isfinite(norm):
                 self._weights.bad_gradients.add(batch)
-        first = next((idx for idx in range(len(losses)) if not math.isfinite(numbers[idx])), None)
-        if first is not None and self._bad is None:
-            self._bad = losses[first][0], numbers[first]
-            state.request_stop("a loss isn't finite", "loss")
+        if self._bad is not None:
+            return
+        for (counts, _), number in zip(losses, numbers, strict=False):
+            if not math.isfinite(number):
+                self._bad = counts, number
+                state.request_stop("a loss isn't finite", "loss")
+                return
 
     def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
-        """Says what is known of a bad loss; waits for the device."""
-        at = moment_of(counts)
+        """Describes the batch of a bad loss; waits for the device."""
+        moment = moment_of(counts)
         params = list(state.model.named_parameters())
-        not_finite = (name for name, one in params if not local(one).isfinite().all())
-        before = at.batch - 1
+        not_finite = (name for name, param in params if not local(param).isfinite().all())
+        previous_batch = moment.batch - 1
         bad_param = next(not_finite, None)
+        description_of_params = (
+            "all are finite: the loss or the data is to blame, or the step was skipped"
+        )
+        if bad_param is not None:
+            description_of_params = f"{bad_param!r} is the first that isn't finite"
         facts = {
-            "found": f"at batch {state.clock.batch}; everything since then is of no use",
-            "parameters": "all are finite: the loss or the data is to blame, or the step was skipped"
-            if bad_param is None
-            else f"{bad_param!r} is the first that isn't finite",
+            "found": f"at batch {state.clock.batch}; all steps since batch {moment.batch} are lost",
+            "parameters": description_of_params,
         }
-        fix = "look at the inputs and targets of that batch, and at the loss; "
-        if bad_param is not None and before:
-            # A step that went too far leaves its traces in weights; none comes before batch 1.
-            fix += "where these are finite, lower the learning rate or set clip_norm=1.0; "
+        fix = "check the inputs and targets of that batch, and the loss; "
+        if bad_param is not None and previous_batch:
+            # Only an earlier step can have made weights infinite; there is none before batch 1.
+            fix += "if these are finite, lower the learning rate or set clip_norm=1.0; "
         fix += "with "
         if state.precision.name == "fp16":
             facts["fp16"] = _range_of_fp16(params)
-            fix = f"set precision to bf16 or fp32, where nothing overflows so soon; or {fix}"
-        what = f"the loss is {loss} at epoch {at.epoch + 1}, batch {at.batch}"
-        named = at.batch
-        if before in self._weights.bad_gradients:
-            what = f"the gradients aren't finite at batch {before}, nor is the loss after: {what}"
-            named = before
-        elif bad_param is not None and before and state.settings.clip_norm is None:
-            facts["suspects"] = (
-                f"batch {at.batch}, or the gradients of batch {before}, whose loss was finite; "
-                "with clip_norm set it is known which"
+            fix = f"set precision to bf16 or fp32, which have a larger range; or {fix}"
+        description = f"the loss is {loss} at epoch {moment.epoch + 1}, batch {moment.batch}"
+        batch = moment.batch
+        if previous_batch in self._weights.bad_gradients:
+            description = (
+                f"the gradients aren't finite at batch {previous_batch}, nor is the loss after: "
+                f"{description}"
             )
-        return BadBatch(
-            named, what, facts | {"fix": f'{fix}on_bad_loss="ignore" the run continues'}
-        )
+            batch = previous_batch
+        elif bad_param is not None and previous_batch and state.settings.clip_norm is None:
+            facts["suspects"] = (
+                f"batch {moment.batch}, or the gradients of batch {previous_batch}, whose loss was "
+                "finite; set clip_norm to find out which"
+            )
+        facts["fix"] = f'{fix}on_bad_loss="ignore" the run continues'
+        return BadBatch(batch, description, facts)
 
 
 class NormWatch:
-    """Keeps the norms that clipping computes for a `LossWatch`: a core plugin where it clips.
+    """Passes the gradient norms of clipping to a `LossWatch`: a core plugin if `clip_norm` is set.
 
     Args:
-        losses: where they are kept.
+        losses: stores the norms.
     """
 
     __slots__ = ("_losses",)
@@ -220,10 +237,10 @@ class NormWatch:
 
 
 class QuietWatch:
-    """Warns of weights that aren't finite: a core plugin of `on_bad_loss="ignore"`.
+    """Warns about weights that aren't finite: the core plugin for `on_bad_loss="ignore"`.
 
     Args:
-        weights: looks at them.
+        weights: checks the weights.
     """
 
     __slots__ = ("_weights",)
@@ -246,14 +263,16 @@ class QuietWatch:
 
 
 def _range_of_fp16(params: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """Says how far parameters are from what fp16 can hold; waits for the device."""
-    own = ((local(param), name) for name, param in params)
-    sizes = [(one.abs().max().item(), name) for one, name in own if one.numel()]
-    size, name = max(sizes, default=(0.0, ""))
-    most = torch.finfo(torch.float16).max
-    if not size <= most:
-        return f"it ends at {most:,.0f}, and {name!r} reaches {size:.3g}: the weights exploded"
+    """Compares the largest parameter with the largest fp16 number; waits for the device."""
+    shards = ((local(param), name) for name, param in params)
+    largest_entries = [(shard.abs().max().item(), name) for shard, name in shards if shard.numel()]
+    largest, name = max(largest_entries, default=(0.0, ""))
+    limit = torch.finfo(torch.float16).max
+    if not largest <= limit:  # also true for NaN
+        return (
+            f"its limit is {limit:,.0f}, and {name!r} reaches {largest:.3g}: the weights exploded"
+        )
     return (
-        f"it ends at {most:,.0f}; the weights reach {size:.3g}, in {name!r}, so that it was an "
-        "output or the loss that overflowed, unless the data did"
+        f"its limit is {limit:,.0f}; the weights reach only {largest:.3g}, in {name!r}, so an output, "
+        "the loss or the data overflowed"
     )

@@ -1,4 +1,4 @@
-"""The core's second plugin: what every run needs at its events."""
+"""The core's second plugin: evaluation when due, losses, metrics and the history of the run."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class BookkeepingState:
 
 
 class Bookkeeping:
-    """Does what every run needs at its events: evaluation when due, loss, metrics, learning rates.
+    """Runs evaluations when due, and records losses, metrics, learning rates and the history.
 
     Args:
         active: the plugins of the run, and their plans.
-        processes: those that train together.
-        numbers: what is logged.
-        device: where losses are.
+        processes: the processes that train together.
+        numbers: the logged numbers.
+        device: the device of the losses.
 
     Attributes:
         history: see `Result`.
-        loss: of the epoch under way.
+        loss: the mean loss of the current epoch.
     """
 
     __slots__ = (
@@ -84,14 +84,14 @@ class Bookkeeping:
         if settings.eval_interval is not None:
             self._eval_interval = resolved("eval_interval", settings.eval_interval, state)
 
-    # Innermost, so that what several ranks do with metrics is done with this one, too.
+    # Innermost, so that the wrapper that synchronizes metrics over ranks also gets the mean loss.
     @hookimpl(wrapper=True, trylast=True)
     def build_metrics(self, state: State, dataset: str) -> Generator[None, Any, Any]:
         metrics = yield
-        found = {name: one for name, one in metrics.items() if one is not None}
+        enabled = {name: metric for name, metric in metrics.items() if metric is not None}
         if dataset != "train" and LOSS not in metrics:
-            found[LOSS] = self._mean_loss(state)
-        return found
+            enabled[LOSS] = self._mean_loss(state)
+        return enabled
 
     @hookimpl
     def fit_start(self, state: State) -> None:
@@ -114,18 +114,19 @@ class Bookkeeping:
     @hookimpl
     def after_loss(self, state: State) -> None:
         metrics = state.metrics["train"]
-        # An update of a plugin's may leave none: see `State.update`. A batch that pads has no samples.
+        # An update of a plugin may leave no outputs, see `State.update`. A batch that only keeps this
+        # rank in step with the others has no samples.
         if metrics and state.outputs is not None and state.count.samples:
             self._active.plans.update_metrics(state, metrics)
 
     @hookimpl
     def batch_end(self, state: State) -> None:
         loss = self.loss
-        now = state.clock._now
+        counts = state.clock._now
         if state.loss is not None:
             loss.latest = state.loss
-            loss.each.append((now[2] - state.clock._previous[2], state.loss))
-            if not now[1] % AT_ONCE:
+            loss.each.append((counts[2] - state.clock._previous[2], state.loss))
+            if not counts[1] % AT_ONCE:
                 loss.fold()
         self._numbers.record_batch(state.loss, state.optimizers)
         if state.metrics["train"] and state.clock.crossed(self._numbers.interval):
@@ -133,28 +134,28 @@ class Bookkeeping:
 
     @hookimpl
     def epoch_end(self, state: State) -> None:
-        self._take_loss(state)
+        self._update_mean_loss(state)
         if state.clock.crossed(self._numbers.interval):
             log_train_metrics(state)
 
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         self._numbers.of_set.forget()
-        self._take_loss(state)
+        self._update_mean_loss(state)
 
     @hookimpl
     def eval_end(self, state: State) -> None:
         name = state.eval_name
         assert name is not None
         results = state.eval_metrics[name]
-        # What a plugin has logged at this event; that of the batches is among the results.
-        late = self._numbers.of_set.take(self._processes, state.device)
-        results |= {name: value for name, value in late.items() if name not in results}
+        # Numbers that plugins log at this event; those logged for batches are in the results already.
+        logged_at_end = self._numbers.of_set.take(self._processes, state.device)
+        results |= {name: value for name, value in logged_at_end.items() if name not in results}
         if not results and LOSS in state.metrics[f"{EVAL}{name}"] and not self._active.evaluates:
             raise TaskError(
                 f"the evaluation of {name!r} gave no number: the task has neither loss nor metrics, "
                 "and the model's outputs have no .loss",
-                fix="give Task(loss=...) or Task(metrics=...); Task(metrics={}) evaluates in silence",
+                fix="set Task(loss=...) or Task(metrics=...); Task(metrics={}) evaluates without results",
             )
         for metric, value in results.items():
             if value.numel() == 1:
@@ -172,9 +173,10 @@ class Bookkeeping:
     def fit_end(self, state: State) -> None:
         self._in_fit = False
         if is_interruption(state.stop_reason):
-            return  # the run continues, here or in another process, as if nothing had been
+            # A run that was interrupted must continue with the same numbers as one that wasn't.
+            return
         if not self.history or self.history[-1]["batch"] != state.clock.batch:
-            self._take_loss(state)
+            self._update_mean_loss(state)
             self._add_row(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,12 +186,13 @@ class Bookkeeping:
         self.history = list(from_dict(BookkeepingState, state).history)
 
     def _add_row(self, state: State) -> None:
-        """Adds what is known now to the history; waits for the device, outside of any step."""
+        """Adds a row with the current numbers to the history; waits for the device, but in no step."""
         row: dict[str, float] = state.clock.moment()._asdict()
         if self._in_fit:
             log_train_metrics(state)
-        of_training = ((name, one) for name, one in state.train_metrics.items() if one.numel() == 1)
-        row |= {f"train/{name}": value.item() for name, value in of_training}
+        for name, value in state.train_metrics.items():
+            if value.numel() == 1:
+                row[f"train/{name}"] = value.item()
         row |= scalars_of(state.eval_metrics)
         self.history.append(row)
 
@@ -202,21 +205,25 @@ class Bookkeeping:
 
         return MeanOf("the loss", loss, state, weigh=state.current_weight, is_higher=False)
 
-    def _take_loss(self, state: State) -> None:
-        """Has the results in training hold the mean loss over the samples of the epoch so far."""
+    def _update_mean_loss(self, state: State) -> None:
+        """Sets `train_metrics["loss"]` to the mean loss over the samples of the epoch so far."""
         if LOSS in state.metrics["train"]:
             return  # the task has a metric of that name
-        if (mean := self.loss.mean(self._processes)) is None:
+        mean = self.loss.mean(self._processes)
+        if mean is None:
             state.train_metrics.pop(LOSS, None)
         else:
             state.train_metrics[LOSS] = mean
 
 
 def resolved(name: str, interval: Time, state: State) -> Time:
-    """Returns an interval that the clock can count: see `State.resolve`.
+    """Returns an interval in a unit that the clock counts: see `State.resolve`.
+
+    Args:
+        name: the name of the setting, for messages.
 
     Raises:
-        SettingError: it is a fraction of an unknown length.
+        SettingError: the interval is a fraction of an epoch or a run of unknown length.
     """
     try:
         return state.resolve(interval)

@@ -1,6 +1,6 @@
-"""The core's own plugin: the default answer to every action and question that has one.
+"""The core's own plugin: the default implementation of every action and question that has one.
 
-`train_batch`, `evaluate` and `predict`, whose defaults are parts of the loop, are in `loop.py`.
+The defaults of `train_batch`, `evaluate` and `predict` belong to the loop and are in `loop.py`.
 """
 
 from __future__ import annotations
@@ -41,34 +41,42 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.training.grad_scaling import StepOutcome
 
-_LATE = ("before_loss", "loss", "after_loss", "before_backward", "backward", "after_backward")
+# Implementations of these hooks may still read the outputs when the gradients are computed.
+_HOOKS_AFTER_FORWARD = (
+    "before_loss",
+    "loss",
+    "after_loss",
+    "before_backward",
+    "backward",
+    "after_backward",
+)
 
 
-class _Known(NamedTuple):
+class _ModelTraits(NamedTuple):
     takes_labels: bool
     weighs_tokens: bool
     keeps_cache: bool
 
 
 class Defaults:
-    """Answers every action that neither a plugin nor the task answers.
+    """Implements every action that neither a plugin nor the task implements.
 
     Args:
-        active: the plugins of the run, and the plans for defaults that are other actions.
-        wrap: puts the model into what several processes need.
+        active: the plugins of the run, and the plans of actions that a default calls.
+        wrap: wraps the model for training in several processes.
         mean: returns the mean of a loss over the ranks.
     """
 
     __slots__ = (
         "_active",
         "_clip",
-        "_count",
         "_counted_dataloader",
-        "_following",
-        "_is_watched",
-        "_known",
+        "_latest_count",
         "_mean",
+        "_metric_schedulers",
         "_num_samples",
+        "_outputs_are_needed",
+        "_traits",
         "_with_closure",
         "_wrap",
     )
@@ -80,34 +88,35 @@ class Defaults:
         mean: Callable[[Tensor], Tensor],
     ) -> None:
         self._active = active
-        self._is_watched = True
+        self._outputs_are_needed = True
         self._wrap = wrap
         self._mean = mean
         self._clip = GradientClipping()
         self._with_closure: frozenset[str] = frozenset()
-        self._following: tuple[FollowsMetric, ...] = ()
-        self._count = Count(0, 0)
+        self._metric_schedulers: tuple[FollowsMetric, ...] = ()
+        self._latest_count = Count(0, 0)
         self._counted_dataloader: Any = None
         self._num_samples: Callable[[Any], int] = batches.num_samples
-        self._known: tuple[type | None, _Known] = (None, _Known(True, False, False))
+        self._traits: tuple[type | None, _ModelTraits] = (None, _ModelTraits(True, False, False))
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        named = state.optimizers.items()
-        self._with_closure = frozenset(name for name, one in named if wants_closure(one))
-        schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
-        self._following = tuple(one for one in schedulers if isinstance(one, FollowsMetric))
-        for scheduler in self._following:
+        self._with_closure = frozenset(
+            name for name, optimizer in state.optimizers.items() if wants_closure(optimizer)
+        )
+        schedulers = [scheduler for pairs in state.schedulers.values() for _, scheduler in pairs]
+        self._metric_schedulers = tuple(
+            scheduler for scheduler in schedulers if isinstance(scheduler, FollowsMetric)
+        )
+        for scheduler in self._metric_schedulers:
             scheduler.begin(state)
-        self._known_of(state)  # within a compiled region it would be compiled twice
-        hooked = self._active.assembly.implementations
-        late = [one for hook in _LATE for one in hooked[hook] if one.plugin.role != "core"]
-        # A plugin may register a tensor hook there that reads the outputs; a task's loss has them.
-        self._is_watched = any(one.plugin.role != "task" or one.hook.name != "loss" for one in late)
+        # Inside a compiled region, the first look at the model would cause a recompilation.
+        self._traits_of(state)
+        self._outputs_are_needed = self._has_hooks_after_forward()
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
-        for scheduler in self._following:
+        for scheduler in self._metric_schedulers:
             scheduler.observe(state)
 
     @hookimpl
@@ -132,10 +141,10 @@ class Defaults:
 
     @hookimpl
     def build_train_dataloader(self, state: State) -> NoData | tuple[()]:
-        owned = any(state.owner(action) != "core" for action in ("forward", "train_batch"))
-        # Nothing would end an epoch.
+        brings_data = any(state.owner(action) != "core" for action in ("forward", "train_batch"))
+        # Without a data loader an epoch has no end, so a run counted in epochs would never finish.
         in_epochs = state.duration is not None and state.duration.unit == "ep"
-        return NoData() if owned and not in_epochs else ()
+        return NoData() if brings_data and not in_epochs else ()
 
     @hookimpl
     def build_eval_dataloaders(self, state: State) -> dict[str, Any]:
@@ -157,7 +166,8 @@ class Defaults:
     @hookimpl
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
         for name, optimizer in state.optimizers.items():
-            if type(optimizer).state_dict is Optimizer.state_dict:  # another's form only it knows
+            # An optimizer that overrides `state_dict` may save any format; only its own code can check it.
+            if type(optimizer).state_dict is Optimizer.state_dict:
                 require_optimizer(optimizer, states[name])
             optimizer.load_state_dict(states[name])
         return True
@@ -168,23 +178,25 @@ class Defaults:
             self._counted_dataloader = state.train_dataloader
             self._num_samples = loader_of(state.train_dataloader).num_samples
         samples = self._num_samples(batch)
-        if self._count.samples != samples:
-            self._count = Count(samples, 0)
-        return self._count
+        if self._latest_count.samples != samples:
+            self._latest_count = Count(samples, 0)
+        return self._latest_count
 
     @hookimpl
     def weigh_microbatch(self, state: State) -> float | Tensor:
-        tokens = num_tokens(state) if self._known_of(state).weighs_tokens else None
+        tokens = num_tokens(state) if self._traits_of(state).weighs_tokens else None
         return state.current_count().samples if tokens is None else tokens
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
         size = state.microbatch_size
-        if state.batch.__class__ is Microbatches:  # asked for each batch: no call
-            if (asked := state.settings.microbatch_size) is not None:
+        # This runs for each batch: comparing the class is cheaper than a call of isinstance.
+        if state.batch.__class__ is Microbatches:
+            requested_size = state.settings.microbatch_size
+            if requested_size is not None:
                 raise TaskError(
-                    f"microbatch_size is {asked}, but the batch is {batches.describe(state.batch)}, "
-                    "which are trained on as they are",
+                    f"microbatch_size is {requested_size}, but the batch is "
+                    f"{batches.describe(state.batch)}, which are trained on as they are",
                     fix="unset microbatch_size, and let the data loader make smaller microbatches",
                 )
             return state.batch.parts
@@ -203,12 +215,14 @@ class Defaults:
             if batches.is_pair(batch):
                 return model(batch[0])
             if isinstance(batch, Mapping):
-                known = self._known_of(state)
-                if batches.LABELS in batch and not known.takes_labels:
-                    batch = {key: one for key, one in batch.items() if key != batches.LABELS}
-                return model(**{"use_cache": False, **batch} if known.keeps_cache else batch)
+                traits = self._traits_of(state)
+                if batches.LABELS in batch and not traits.takes_labels:
+                    batch = {key: value for key, value in batch.items() if key != batches.LABELS}
+                # A cache of keys and values takes memory, and is of use only in generation.
+                return model(**{"use_cache": False, **batch} if traits.keeps_cache else batch)
+            # Only a prediction can do without targets.
             if state.microbatch is None and state.eval_name is None and batches.is_inputs(batch):
-                return model(batches.inputs_of(batch))  # to predict for takes no targets
+                return model(batches.inputs_of(batch))
         except Exception as error:
             if isinstance(error, TypeError) and isinstance(batch, Mapping):
                 _explain_keywords(error, state.model, batch)
@@ -222,39 +236,56 @@ class Defaults:
             "{'loss': ..., 'logits': ...} where the loss needs more than outputs and targets",
         )
 
-    def _known_of(self, state: State) -> _Known:
-        """Returns what is known of the model; each class is looked at once."""
+    def _has_hooks_after_forward(self) -> bool:
+        """Returns whether plugins or the task may read the outputs during the backward pass."""
+        for hook in _HOOKS_AFTER_FORWARD:
+            for implementation in self._active.assembly.implementations[hook]:
+                role = implementation.plugin.role
+                # The task's loss receives the outputs as an argument and returns before `backward`.
+                # Any other implementation may register a tensor hook that reads `state.outputs`.
+                if role != "core" and not (role == "task" and hook == "loss"):
+                    return True
+        return False
+
+    def _traits_of(self, state: State) -> _ModelTraits:
+        """Returns how to call the model; inspects each class of models once."""
         model = state.model
-        if self._known[0] is not type(model):
-            facts = may_take(model, batches.LABELS), may_weigh_tokens(state), keeps_cache(model)
-            self._known = type(model), _Known(*facts)
-        return self._known[1]
+        if self._traits[0] is not type(model):
+            traits = _ModelTraits(
+                takes_labels=may_take(model, batches.LABELS),
+                weighs_tokens=may_weigh_tokens(state),
+                keeps_cache=keeps_cache(model),
+            )
+            self._traits = type(model), traits
+        return self._traits[1]
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        if (found := loss_in(state.outputs)) is None:
+        loss = loss_in(state.outputs)
+        if loss is None:
             kind = type(state.outputs).__name__
             raise TaskError(
                 f"the task has no loss, and the model's {kind} has no .loss",
-                fix="give Task(loss=torch.nn.functional.cross_entropy), say",
+                fix="set a loss, for example Task(loss=torch.nn.functional.cross_entropy)",
             )
-        return found  # type: ignore[no-any-return]
+        return loss  # type: ignore[no-any-return]
 
     @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:
         if not isinstance(loss, Tensor) or loss.ndim:
             raise _no_scalar(loss)
-        if not self._is_watched:
-            state.outputs = None  # large ones, logits, needn't lie beside the gradients
+        if not self._outputs_are_needed:
+            # Large outputs such as logits would otherwise stay in memory beside the gradients.
+            state.outputs = None
         try:
             state.precision.backward(loss)
         except RuntimeError as error:
             if loss.requires_grad:
                 raise
             raise TaskError(
-                "the loss depends on no parameter that is trained: it has no gradient",
-                fix="let the model's outputs reach the loss without .detach(), .item() or "
-                "torch.no_grad(), and leave parameters unfrozen",
+                "the loss depends on no trainable parameter, so it has no gradient",
+                fix="compute the loss from the model's outputs without .detach(), .item() or "
+                "torch.no_grad(), and leave at least one of its parameters unfrozen",
             ) from error
         return True
 
@@ -273,9 +304,11 @@ class Defaults:
         stepped: bool | StepOutcome = True
         for name, optimizer in optimizers.items():
             if name in self._with_closure:
-                first = _FirstKnown(closure, self._mean, state.loss)
-                # torch's LBFGS asks before it moves a weight; of others that isn't known.
-                argument = first if isinstance(optimizer, LBFGS) else closure
+                # LBFGS calls its closure before it changes a weight, so the first call can return the
+                # loss computed already. Other optimizers may change weights first.
+                argument: Callable[[], Tensor] = closure
+                if isinstance(optimizer, LBFGS):
+                    argument = _ClosureWithLoss(closure, self._mean, state.loss)
                 optimizer.step(argument)  # type: ignore[arg-type]  # torch's stub says float
             else:
                 stepped = state.precision.step(optimizer)
@@ -292,11 +325,11 @@ class Defaults:
         for name, scheduler in state.schedulers.get(interval, ()):
             try:
                 scheduler.step()
-            except ValueError as error:  # OneCycleLR's, beyond its end
+            except ValueError as error:  # raised by OneCycleLR after its last step
                 error.add_note(
                     f"raised by the {type(scheduler).__name__} of the optimizer {name!r}, which was "
-                    f"made for a run of {state.duration}\n"
-                    "  fix  take a scheduler without an end, or one of eventloop.schedules"
+                    f"created for a run of {state.duration}\n"
+                    "  fix  use a scheduler without an end, or one of eventloop.schedules"
                 )
                 raise
         return True
@@ -316,10 +349,9 @@ class Defaults:
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Metric]) -> bool:
         if metrics:
-            found = predictions(state.outputs)  # a metric may keep it, but not its graph
-            predicted = batches.map_tensors(
-                lambda one: getattr(one, "detach", lambda: one)(), found
-            )
+            # A metric may store predictions until the end of the epoch; with their graph they would
+            # keep the activations of every batch in memory.
+            predicted = batches.map_tensors(_detached, predictions(state.outputs))
             targets = state.targets
             for name, metric in metrics.items():
                 try:
@@ -331,7 +363,7 @@ class Defaults:
 
     @hookimpl
     def capture_model(self, state: State) -> dict[str, Tensor]:
-        return {name: slice_of(one) for name, one in state.model.state_dict().items()}
+        return {name: slice_of(value) for name, value in state.model.state_dict().items()}
 
     @hookimpl
     def select_weights(self, state: State, names: Sequence[str]) -> Sequence[str]:
@@ -339,20 +371,26 @@ class Defaults:
 
     @hookimpl
     def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]]:
-        return {name: sliced(one.state_dict()) for name, one in state.optimizers.items()}
+        return {
+            name: sliced(optimizer.state_dict()) for name, optimizer in state.optimizers.items()
+        }
 
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
         return export(state, self._active.plans.capture_model(state), path)
 
 
-class _FirstKnown:
-    """The closure of a step; its first call returns the loss that the passes have computed.
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value
+
+
+class _ClosureWithLoss:
+    """A closure whose first call returns the loss that was computed before the step.
 
     Args:
         closure: computes loss and gradients again.
         mean: returns the mean of a loss over the ranks.
-        loss: of the batch, whose gradients are in place.
+        loss: the batch's loss, shape (); its gradients are in `.grad`.
     """
 
     def __init__(
@@ -363,7 +401,7 @@ class _FirstKnown:
         self._loss = loss
 
     def __call__(self) -> Tensor:
-        """Returns the loss, with the gradients in place."""
+        """Returns the loss; its gradients are in `.grad`."""
         loss = self._loss
         self._loss = None
         return self._closure() if loss is None else self._mean(loss)
@@ -373,31 +411,35 @@ def _no_scalar(loss: object) -> TaskError:
     if isinstance(loss, Tensor):
         return TaskError(
             f"the loss is not a scalar but {tuple(loss.shape)}",
-            fix="give a loss that is the mean over the batch: reduction='mean', or .mean()",
+            fix="return the mean over the batch: reduction='mean', or .mean()",
         )
     return TaskError(
         f"the loss is not a scalar but {a(type(loss).__name__)}, which has no gradient",
-        fix="give a tensor of shape (), without .item() or float()",
+        fix="return a tensor of shape (), without .item() or float()",
     )
 
 
 def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Notes on an error how a mapping becomes arguments, where they don't fit the model."""
+    """Adds a note on how a mapping is passed, if its keys don't fit the model's `forward`."""
     signature = inspect.signature(model.forward)
     try:
         signature.bind(**batch)
     except TypeError:
-        taken, left = keys_of(model, batch)
+        accepted_keys, other_keys = keys_of(model, batch)
+        input_key = [*accepted_keys, *other_keys, batches.LABELS][0]
         error.add_note(
             f"a batch that is a mapping is passed as model(**batch), here with {', '.join(batch)}; "
             f"forward takes {', '.join(signature.parameters)}\n"
             "  fix  take the other keys out of the batch, the targets as 'labels', or give "
-            f"Task(forward=lambda model, batch: model(batch[{[*taken, *left, 'labels'][0]!r}]))"
+            f"Task(forward=lambda model, batch: model(batch[{input_key!r}]))"
         )
 
 
 def keys_of(model: nn.Module, batch: Any) -> tuple[list[str], list[str]]:
-    """Returns the keys of a mapping that a model's `forward` takes, and the others but "labels"."""
+    """Returns the keys of a mapping that a model's `forward` accepts, and the other keys.
+
+    Neither list contains "labels".
+    """
     keys = [key for key in batch if key != batches.LABELS] if isinstance(batch, Mapping) else []
-    taken = [key for key in keys if may_take(model, key)]
-    return taken, [key for key in keys if key not in taken]
+    accepted_keys = [key for key in keys if may_take(model, key)]
+    return accepted_keys, [key for key in keys if key not in accepted_keys]

@@ -1,4 +1,4 @@
-"""Logged numbers: kept on the device, weighted like the loss, handed on when they are on the host."""
+"""Logged numbers: kept on the device, weighted like the loss, delivered once they are on the host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Reduction = Literal["mean", "sum"]
 
 
 def copied_number(name: str, value: Number, reduce: Reduction | None) -> Number:
-    """Returns a number, or a copy of a tensor of one, that the caller may change from here on.
+    """Returns a number, or a detached copy of a tensor, since the caller may write to its tensor later.
 
     Raises:
         TypeError: `value` is not a single real number.
-        ValueError: `reduce` is something else.
+        ValueError: `reduce` is not None, "mean" or "sum".
     """
     if reduce not in (None, "mean", "sum"):
         raise ValueError(f"reduce={reduce!r} is none of None, 'mean', 'sum'")
@@ -46,47 +46,47 @@ def copied_number(name: str, value: Number, reduce: Reduction | None) -> Number:
 
 
 class Share(NamedTuple):
-    """A rank's part of a mean over the ranks.
+    """A rank's share of a mean over the ranks.
 
     Attributes:
-        total: the rank's values times their weights.
-        weight: what they weigh together.
+        total: the sum of the rank's values times their weights.
+        weight: the sum of the weights.
     """
 
     total: Number
     weight: Number
 
     def mean(self) -> Number:
-        """Returns the mean of this rank alone; NaN where nothing weighs."""
+        """Returns the mean over this rank's values; NaN if the weight is the number 0."""
         if not isinstance(self.weight, Tensor) and not self.weight:
             return math.nan
         return self.total / self.weight
 
 
-# Per update of a batch: the summands of its mean. The logged number is the mean of these means.
+# A share for each update of a batch. The logged number is the mean over the updates' means.
 Shares = tuple[Share, ...]
 Row = dict[str, Number | Shares]
-Cell = tuple[Row, str]
+Cell = tuple[Row, str]  # a number's row and its name
 Reduce = Callable[[], Iterable[Cell]]
 OverRanks = Callable[[Sequence[Row], Mapping[str, Reduction]], Reduce]
-# Moments, rows, cells of tensors, the rows of numbers, and what reduces these.
+# Moments, rows, cells with tensors, the rows of numbers, and the function that reduces these.
 _Compared = tuple[list[Counts], list[Row | Texts], list[Cell], list[Row], Reduce]
-# What a batch or an update in one piece weighs: it is the mean by itself.
-_ALONE: Sequence[Number] = (1.0,)
+# The weights of a batch or an update without microbatches.
+_SINGLE_WEIGHT: Sequence[Number] = (1.0,)
 
 
 class Numbers:
-    """The numbers logged and not yet delivered, in rows of one moment each.
+    """The numbers that were logged but not delivered yet, a row for each moment.
 
     Args:
         interval: how often they are copied to the host.
-        over_ranks: starts to compare the names in rows that are about to be copied, and returns a
-            function that waits for it, replaces this rank's values by those over all ranks, as
-            tensors, and returns where it did; None with one rank.
+        over_ranks: starts to compare between ranks the names in rows that are about to be copied.
+            Returns a function that waits for the comparison, replaces this rank's values by values
+            over all ranks, as tensors, and returns their cells. None for a single rank.
 
     Attributes:
-        weights: of the current batch's microbatches; None for a batch in one piece.
-        of_set: what is logged while an eval set is under way.
+        weights: the weights of the current batch's microbatches; None if the batch isn't split.
+        of_set: the numbers logged while an eval set is evaluated.
     """
 
     def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
@@ -96,24 +96,24 @@ class Numbers:
         self._reductions: dict[str, Reduction] = {"train/loss": "mean"}
         self.weights: Sequence[Number] | None = None
         self.of_set = SetNumbers()
-        self._parts: dict[str, dict[int, _Parts]] = {}
+        self._microbatch_values: dict[str, dict[int, _MicrobatchValues]] = {}
         self._update = 0
         self._row: Row = {}
         self._texts = Texts()
         self._rows: list[Row | Texts] = []
-        self._at: list[Counts] = []
-        # The cells of tensors; one may be listed twice, and hold a number by now.
+        self._moments: list[Counts] = []
+        # Cells with tensors. A cell may be listed twice, or contain a number if it was overwritten.
         self._tensors: list[Cell] = []
-        # With several ranks: what is copied a batch later, once the ranks have compared its names.
+        # With several ranks, rows are copied a batch later, so that no rank waits for the comparison.
         self._compared: _Compared | None = None
         self._copies: deque[_Copied] = deque()
 
     def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
-        """Keeps a number for the moment under way; a later one of the same name replaces it.
+        """Records a number for the current moment; replaces an earlier number of the same name.
 
         Args:
-            value: a number, or a detached tensor of one entry that isn't written to any more.
-            reduce: whether the ranks' values are averaged or added up; then all must record it.
+            value: a number, or a detached tensor with one entry that isn't written to any more.
+            reduce: whether the ranks' values are averaged or summed; every rank must then record it.
         """
         if not self.is_heard:
             return
@@ -126,50 +126,52 @@ class Numbers:
     def record_part(
         self, name: str, value: Number, idx: int, reduce: Reduction | None = None
     ) -> None:
-        """Keeps a number of a microbatch; the batch has their mean, weighted as the loss is.
+        """Records a number of a microbatch; the batch's number is their mean, weighted like the loss.
 
-        With several updates, it is the mean over updates. With "sum", microbatches and updates are
-        added up instead, as ranks are.
+        A batch with several updates gets the mean over its updates. With "sum", microbatches, updates
+        and ranks are summed instead.
 
         Args:
-            value: as `record` takes it.
-            idx: of the microbatch.
+            value: see `record`.
+            idx: the index of the microbatch.
         """
         weights = self.weights
         update = self._update
         if weights is None and not update:
             self.record(name, value, reduce)
         elif self.is_heard:
-            if (updates := self._parts.get(name)) is None:
-                self._parts[name] = updates = {}
-                before = self._row.get(name) if update else None
-                if before is not None and not isinstance(before, tuple):
-                    # The batch was trained on in one piece before this update.
-                    updates[0] = _Parts(_ALONE, reduce)
-                    updates[0].values[0] = before
-            weights = weights or _ALONE
-            parts = updates.get(update)
-            if parts is None or parts.weights is not weights:
-                updates[update] = parts = _Parts(weights, reduce)
-            parts.values[idx] = value
+            updates = self._microbatch_values.get(name)
+            if updates is None:
+                self._microbatch_values[name] = updates = {}
+                # The first update had no microbatches, so its number went into the row directly.
+                earlier_value = self._row.get(name) if update else None
+                if earlier_value is not None and not isinstance(earlier_value, tuple):
+                    updates[0] = _MicrobatchValues(_SINGLE_WEIGHT, reduce)
+                    updates[0].values[0] = earlier_value
+            weights = weights or _SINGLE_WEIGHT
+            microbatches = updates.get(update)
+            # Other weights mean that the update was started again with other microbatches.
+            if microbatches is None or microbatches.weights is not weights:
+                updates[update] = microbatches = _MicrobatchValues(weights, reduce)
+            microbatches.values[idx] = value
 
     def record_text(self, name: str, text: Text) -> None:
-        """Keeps a text for the moment under way; a later one of the same name replaces it."""
+        """Records a text for the current moment; replaces an earlier text of the same name."""
         if self.is_heard:
             self._texts[name] = text
 
     def next_update(self) -> None:
-        """Begins another of several updates of a batch, or ends the last one."""
+        """Ends an update of a batch with several updates."""
         self._update += 1
         self.weights = None
 
     def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
-        """Keeps what every batch has: its loss, if any, and the learning rates."""
+        """Records the loss of a batch, if it has one, and the learning rates."""
         if not self.is_heard:
             return
         self._update = 0
-        if self._parts:
-            self._join_parts()
+        if self._microbatch_values:
+            self._join_microbatches()
         row = self._row
         if loss is not None:
             row["train/loss"] = loss
@@ -179,22 +181,22 @@ class Numbers:
                 key = f"lr/{name}" if len(groups) == 1 else f"lr/{name}/{group.get('name', idx)}"
                 rate = group.get("lr")
                 if type(rate) is not float and isinstance(rate, Tensor):
-                    rate = rate.clone()  # schedulers write into it
+                    rate = rate.clone()  # schedulers change it in place
                     self._tensors.append((row, key))
                 if rate is not None:
                     row[key] = rate
 
     def forget(self) -> None:
-        """Drops the numbers of the moment under way, which won't come."""
-        self._tensors = [one for one in self._tensors if one[0] is not self._row]
+        """Discards the numbers of the current moment, for example of a batch that raised."""
+        self._tensors = [(row, name) for row, name in self._tensors if row is not self._row]
         self._row = {}
-        self._parts = {}
+        self._microbatch_values = {}
         self._update = 0
         self._texts = Texts()
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """Drops what is recorded meanwhile."""
+        """Discards everything that is recorded within the block."""
         is_heard = self.is_heard
         self.is_heard = False
         try:
@@ -203,35 +205,37 @@ class Numbers:
             self.is_heard = is_heard
 
     def deliver(self, state: State, hooks: Plans) -> None:
-        """Ends the current row; hands those on, in order, that have reached the host.
+        """Ends the current row; delivers in order the rows that have reached the host.
 
-        The copy of the rows so far starts when it is due.
+        Starts to copy the rows so far if the interval is over.
         """
         copies = self._copies
         clock = state.clock
         if self._row:
             self._rows.append(self._row)
-            self._at.append(clock._now)
+            self._moments.append(clock._now)
             self._row = {}
         if self._texts:
             self._end_texts(clock)
         if self._compared is not None:
             self._copy_compared()
-        # Ranks compare also what one has logged nothing of; whether a plugin listens is alike on all.
+        # Comparing is collective, so a rank without rows takes part, too. Whether a plugin listens is
+        # the same on all ranks.
         if (self._rows or (self._over_ranks and self.is_heard)) and clock.crossed(self.interval):
             self._start_copy()
         while copies and copies[0].is_ready():
             copies.popleft().deliver(state, hooks)
 
     def deliver_all(self, state: State, hooks: Plans, *, alone: bool = False) -> None:
-        """Ends the current row; waits for all rows and hands them on in order.
+        """Ends the current row; waits for all rows and delivers them in order.
 
         Args:
-            alone: without the other ranks; values not yet reduced stay those of this rank.
+            alone: whether to do so without the other ranks; values that aren't reduced yet are then
+                this rank's.
         """
         if self._row:
             self._rows.append(self._row)
-            self._at.append(state.clock._now)
+            self._moments.append(state.clock._now)
             self._row = {}
         self._end_texts(state.clock)
         self._copy_compared(alone=alone)
@@ -244,55 +248,60 @@ class Numbers:
     def _end_texts(self, clock: Clock) -> None:
         if self._texts:
             self._rows.append(self._texts)
-            self._at.append(clock._now)
+            self._moments.append(clock._now)
             self._texts = Texts()
 
-    def _join_parts(self) -> None:
-        """Makes one number of those of microbatches and updates, by name, in the row under way."""
-        parts = self._parts
-        self._parts = {}
-        for name, updates in parts.items():
-            several = tuple(updates.values())
-            if (reduce := several[-1].reduce) == "sum":
-                values = [value for one in several for value in one.values.values()]
+    def _join_microbatches(self) -> None:
+        """Combines the values of microbatches and updates into a number each, in the current row."""
+        values_by_name = self._microbatch_values
+        self._microbatch_values = {}
+        for name, updates_by_idx in values_by_name.items():
+            updates = tuple(updates_by_idx.values())
+            reduce = updates[-1].reduce
+            if reduce == "sum":
+                values = [value for update in updates for value in update.values.values()]
                 self.record(name, sum(values), "sum")
             elif reduce is None or self._over_ranks is None:
-                self.record(name, mean([one.mean() for one in several]))
+                self.record(name, mean([update.mean() for update in updates]))
             else:
-                self._row[name] = tuple(one.share() for one in several)
+                # The ranks' means have different weights, so totals and weights are reduced apart.
+                self._row[name] = tuple(update.share() for update in updates)
                 self._reductions[name] = reduce
 
     def _start_copy(self, *, alone: bool = False) -> None:
-        at = self._at
+        moments = self._moments
         rows = self._rows
         tensors = self._tensors
-        self._at = []
+        self._moments = []
         self._rows = []
         self._tensors = []
-        numbers = [one for one in rows if not isinstance(one, Texts)] if self._over_ranks else []
-        if self._over_ranks is None or alone:
-            self._copies.append(_Copied(at, rows, [*tensors, *_own_means(numbers)]))
+        if self._over_ranks is None:
+            self._copies.append(_Copied(moments, rows, tensors))
+            return
+        numbers = [row for row in rows if not isinstance(row, Texts)]
+        if alone:
+            self._copies.append(_Copied(moments, rows, [*tensors, *_use_local_means(numbers)]))
         else:
             reduce = self._over_ranks(numbers, self._reductions)
-            self._compared = at, rows, tensors, numbers, reduce
+            self._compared = moments, rows, tensors, numbers, reduce
 
     def _copy_compared(self, *, alone: bool = False) -> None:
         if self._compared is not None:
-            at, rows, tensors, numbers, reduce = self._compared
+            moments, rows, tensors, numbers, reduce = self._compared
             self._compared = None
-            tensors += _own_means(numbers) if alone else reduce()
-            self._copies.append(_Copied(at, rows, tensors))
+            tensors += _use_local_means(numbers) if alone else reduce()
+            self._copies.append(_Copied(moments, rows, tensors))
 
 
-class _Parts:
-    """The numbers of one name that the microbatches of an update have.
+class _MicrobatchValues:
+    """The numbers of one name logged for the microbatches of an update.
 
     Args:
-        weights: what each microbatch weighs.
+        weights: the weight of each microbatch.
         reduce: see `Numbers.record`.
 
     Attributes:
-        values: by the microbatch's number.
+        values: by the index of the microbatch.
     """
 
     __slots__ = ("reduce", "values", "weights")
@@ -303,67 +312,67 @@ class _Parts:
         self.values: dict[int, Number] = {}
 
     def share(self) -> Share:
-        """Returns their weighted sum, in float64, and what they weigh."""
+        """Returns their weighted sum, in float64, and the sum of their weights."""
         weights = [self.weights[idx] for idx in self.values]
         products = map(weighted, self.values.values(), weights)
         return Share(sum(products), sum(weights))
 
     def mean(self) -> Number:
-        """Returns their weighted mean; that of a batch which counts for nothing isn't weighted."""
-        (value, *others) = self.values.values()
-        if not others:
-            return value
+        """Returns their weighted mean; the plain mean if all weights are the number 0."""
+        values = list(self.values.values())
+        if len(values) == 1:
+            return values[0]
         share = self.share()
         if isinstance(share.weight, Tensor) or share.weight:
             return share.mean()
-        return sum(self.values.values()) / len(self.values)
+        return sum(values) / len(values)
 
 
 def mean(values: Sequence[Number]) -> Number:
-    """Returns the mean of several numbers, in float64; of one it is that number."""
+    """Returns the mean of numbers, in float64; a single number is returned as it is."""
     if len(values) == 1:
         return values[0]
     return sum(weighted(value, 1.0) for value in values) / len(values)
 
 
-def _own_means(rows: Iterable[Row]) -> Iterable[Cell]:
-    """Puts a rank's own means in the place of its shares; returns where."""
+def _use_local_means(rows: Iterable[Row]) -> Iterable[Cell]:
+    """Replaces shares in the rows by this rank's means, in place; returns their cells."""
     cells = []
     for row in rows:
         for name, value in row.items():
             if isinstance(value, tuple):
-                row[name] = mean([one.mean() for one in value])
+                row[name] = mean([share.mean() for share in value])
                 cells.append((row, name))
     return cells
 
 
 class _Copied:
-    """Rows on their way to the host, and the moment of each."""
+    """Rows that are being copied to the host, and the moment of each."""
 
-    def __init__(self, at: list[Counts], rows: list[Row | Texts], tensors: list[Cell]) -> None:
-        self._at = at
+    def __init__(self, moments: list[Counts], rows: list[Row | Texts], tensors: list[Cell]) -> None:
+        self._moments = moments
         self._rows = rows
         self._tensors = [(row, name) for row, name in tensors if isinstance(row[name], Tensor)]
         self._copy = HostCopy(cast("list[Tensor]", [row[name] for row, name in self._tensors]))
         self.is_ready = self._copy.is_ready
 
     def deliver(self, state: State, hooks: Plans) -> None:
-        """Hands the rows on with their moments, with numbers in place of tensors."""
+        """Calls `log` and `log_text` with the rows, with numbers in place of tensors."""
         for (row, name), number in zip(self._tensors, self._copy.numbers(), strict=True):
             row[name] = number
-        for at, one in zip(map(moment_of, self._at), self._rows, strict=True):
-            if one.__class__ is Texts:  # cheaper than a call
-                hooks.log_text(state, one, at)
+        for moment, row in zip(map(moment_of, self._moments), self._rows, strict=True):
+            if row.__class__ is Texts:  # cheaper than a call of isinstance
+                hooks.log_text(state, row, moment)
             else:
-                hooks.log(state, one, at)  # type: ignore[arg-type]  # numbers by now
+                hooks.log(state, row, moment)  # type: ignore[arg-type]  # tensors were replaced above
 
 
 class HostCopy:
-    """A copy that has been started and may be asked for later.
+    """A copy of numbers to the host that runs while the device computes.
 
     Args:
-        tensors: one entry each, of any type and device, the host too; only work queued on the
-            current stream may still write into them.
+        tensors: one entry each, of any dtype, on any device or the host; only work that is queued on
+            the current stream may still write to them.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -373,18 +382,21 @@ class HostCopy:
             self._tensors, self._events = _started(tensors)
 
     def is_ready(self) -> bool:
-        """Whether `numbers` would return without waiting."""
+        """Returns whether `numbers` would return without waiting."""
         return all(event.query() for event in self._events)
 
     def numbers(self) -> list[float]:
-        """Returns the numbers; waits for those that haven't been copied yet."""
+        """Returns the numbers; waits for copies that aren't finished."""
         for event in self._events:
             event.synchronize()
         return list(map(Tensor.item, self._tensors))
 
 
 def _started(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[torch.Event]]:
-    """Starts a copy per dtype and device; returns the tensors on the host and the events behind it."""
+    """Starts to copy tensors; returns them on the host, and events that are recorded after the copies.
+
+    The tensors of a dtype and device are stacked, since a copy costs much more than its few bytes.
+    """
     on_host = list(tensors)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for idx, tensor in enumerate(tensors):
