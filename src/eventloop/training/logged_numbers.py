@@ -360,11 +360,11 @@ class _Copied:
         """Calls `log` and `log_text` with the rows, with numbers in place of tensors."""
         for (row, name), number in zip(self._tensors, self._copy.numbers(), strict=True):
             row[name] = number
-        for moment, row in zip(map(moment_of, self._moments), self._rows, strict=True):
-            if row.__class__ is Texts:  # cheaper than a call of isinstance
-                hooks.log_text(state, row, moment)
+        for moment, content in zip(map(moment_of, self._moments), self._rows, strict=True):
+            if content.__class__ is Texts:  # cheaper than a call of isinstance
+                hooks.log_text(state, content, moment)
             else:
-                hooks.log(state, row, moment)  # type: ignore[arg-type]  # tensors were replaced above
+                hooks.log(state, content, moment)  # type: ignore[arg-type]  # tensors were replaced above
 
 
 class HostCopy:
