@@ -188,7 +188,7 @@ def test_an_extended_run_does_not_bend_its_schedule(max_duration, rates_of):
 )
 def test_training_on_at_rate_0_is_warned_of_once(scheduler, until, rates_of):
     """It costs as much as any other, and changes nothing."""
-    with pytest.warns(UserWarning, match="rate has been 0 since .* give it final_frac") as caught:
+    with pytest.warns(UserWarning, match="rate has been 0 since .* set final_frac") as caught:
         rates = rates_of(scheduler, "4ep", until=until)
 
     assert len(caught) == 1

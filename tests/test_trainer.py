@@ -34,7 +34,7 @@ def test_a_mapping_without_labels_can_not_be_a_loss(make_trainer, make_task):
         make_trainer(task).fit()
 
     assert "a batch of dict with 'input', 'label'" in str(caught.value)
-    assert "call 'label' 'labels' in the data set or collate_fn" in str(caught.value)
+    assert "rename 'label' to 'labels' in the data set or collate_fn" in str(caught.value)
 
 
 def test_a_model_without_memory_is_refused(make_trainer, make_task):

@@ -55,8 +55,8 @@ MUTANTS = {
     ),
     "the order of weights doesn't matter to a digest": Mutant(
         "training/weight_digest.py",
-        "hashed = _places(part, shape, begins).mul_(_FIRST)",
-        "hashed = _places(part, shape, begins).mul_(0)",
+        "hashed = _flat_indices(chunk, shape, chunk_offsets).mul_(_MULTIPLIER_A)",
+        "hashed = _flat_indices(chunk, shape, chunk_offsets).mul_(0)",
         "training/test_weight_digest.py",
     ),
     "every epoch has one order on several ranks": Mutant(
@@ -156,11 +156,11 @@ MUTANTS = {
     ),
     "an epoch's loss counts batches, not samples": Mutant(
         "training/running_means.py",
-        "            part = torch.stack(losses).sum(dtype=self._dtype) * count\n"
-        "            total = part if total is None else total + part\n"
+        "            weighted_sum = torch.stack(losses).sum(dtype=self._dtype) * count\n"
+        "            total = weighted_sum if total is None else total + weighted_sum\n"
         "            samples += count * len(losses)\n",
-        "            part = torch.stack(losses).sum(dtype=self._dtype)\n"
-        "            total = part if total is None else total + part\n"
+        "            weighted_sum = torch.stack(losses).sum(dtype=self._dtype)\n"
+        "            total = weighted_sum if total is None else total + weighted_sum\n"
         "            samples += len(losses)\n",
         "training/test_running_means.py",
     ),
@@ -211,12 +211,12 @@ MUTANTS = {
     ),
     "gradients are clipped by value before their norm": Mutant(
         "training/gradient_clipping.py",
-        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(held, norm)\n'
+        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)\n'
         "        if value is not None:\n"
-        "            nn.utils.clip_grad_value_(held, value)\n",
+        "            nn.utils.clip_grad_value_(params, value)\n",
         "            if value is not None:\n"
-        "                nn.utils.clip_grad_value_(held, value)\n"
-        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(held, norm)\n',
+        "                nn.utils.clip_grad_value_(params, value)\n"
+        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, norm)\n',
         "training/test_gradient_clipping.py",
     ),
     "schedulers move after a step that was skipped": Mutant(

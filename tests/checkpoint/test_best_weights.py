@@ -108,7 +108,7 @@ def test_a_set_is_one_or_the_other(make_task, make_batches, make_trainer):
     """Two sets of a name would have one number."""
     sets = {"eval_dataloaders": {"test": make_batches()}, "test_dataloaders": make_batches()}
 
-    with pytest.raises(TaskError, match="the eval set 'test' is a test set, too"):
+    with pytest.raises(TaskError, match="the eval set 'test' is also the name of a test set"):
         make_trainer(make_task(**sets))
 
 

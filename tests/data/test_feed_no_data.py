@@ -164,14 +164,16 @@ def test_the_run_may_be_counted_in_such_samples(tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "num_samples gave 0, less than 1"), (2.0, "num_samples gave 2.0, a float, not an int"),
-     (True, "num_samples gave True, a bool")],
+    [(0, "num_samples returned 0, less than 1"), (2.0, "num_samples returned 2.0, a float, not an int"),
+     (True, "num_samples returned True, a bool")],
 )  # fmt: skip
 def test_a_count_that_is_none_is_refused(tmp_path, count, words):
     """A mean over nothing isn't a number."""
     with pytest.raises(TaskError, match=words):
         fit(tmp_path, tiny_task(num_samples=lambda: count))
-    with pytest.raises(TypeError, match=r"Task\(num_samples=...\) wants 'model'"):
+    with pytest.raises(
+        TypeError, match=r"Task\(num_samples=...\) requires the unknown argument 'model'"
+    ):
         isolated_trainer(tmp_path, tiny_task(num_samples=lambda model: 1))
 
 

@@ -221,8 +221,8 @@ def test_the_usual_case_is_one_line(interval, trained_rates):
 @pytest.mark.parametrize(
     ("scheduler", "message"),
     [
-        (lambda optimizer, total_step: None, "wants 'total_step', which isn't there; the closest"
-         " is 'total_steps'; beside the optimizer it may name max_duration, steps_per_epoch"),
+        (lambda optimizer, total_step: None, "requires the unknown argument 'total_step'; the closest"
+         " is 'total_steps'; besides the optimizer, it can use max_duration, steps_per_epoch"),
         (schedules.cosine, r"Task\(scheduler=cosine\) takes no optimizer: call it, scheduler=cos"),
         (lambda: None, "takes no optimizer"),
     ],
@@ -247,7 +247,9 @@ def test_a_length_that_nobody_says_is_refused(name, build):
 @pytest.mark.parametrize("max_duration", ["1000tok", "90sec", "64sp"])
 def test_a_length_that_is_not_in_steps_is_refused(max_duration, build):
     """The schedules of eventloop can be counted in it."""
-    with pytest.raises(SettingError, match=rf"max_duration={max_duration[:2]}[^\n]*doesn't tell\n"):
+    with pytest.raises(
+        SettingError, match=rf"unknown with max_duration={max_duration[:2]}[^\n]*\n"
+    ):
         build(lambda optimizer, total_steps: None, max_duration=max_duration)
 
 

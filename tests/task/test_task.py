@@ -130,7 +130,7 @@ def test_a_forward_that_wants_what_is_not_there_is_refused_with_the_closest(make
     task = make_task(forward=lambda model, input: model(input))
 
     with pytest.raises(
-        TypeError, match="wants 'input', which isn't there; the closest is 'inputs'"
+        TypeError, match="requires the unknown argument 'input'; the closest is 'inputs'"
     ):
         task.hooks()
 
@@ -325,7 +325,7 @@ def test_a_loss_that_does_not_split_is_not_split(make_trainer, make_task, size, 
     task = make_task(loss_splits=False)
     trainer = make_trainer(task, microbatch_size=size)
 
-    with pytest.raises(TaskError, match=f"{what}, but the task's loss doesn't split"):
+    with pytest.raises(TaskError, match=f"{what}, but the task's loss can't be split"):
         trainer.fit()
     make_trainer(task).fit()
 
@@ -335,7 +335,9 @@ def test_nor_are_batches_of_parts_trained_with_it(make_trainer, make_task, make_
     parts = [Microbatches([one]) for one in make_batches()]
     make_trainer(make_task(train_dataloader=parts, loss_splits=False)).fit()
 
-    with pytest.raises(TaskError, match="the batch has 3 parts, but the task's loss doesn't split"):
+    with pytest.raises(
+        TaskError, match="the batch has 3 parts, but the task's loss can't be split"
+    ):
         make_trainer(
             make_task(train_dataloader=[Microbatches(make_batches())], loss_splits=False)
         ).fit()

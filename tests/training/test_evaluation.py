@@ -232,7 +232,7 @@ def test_an_evaluation_of_nothing_is_refused(make_trainer, make_task):
 def test_a_prediction_for_nothing_is_refused(make_trainer):
     """An empty file of predictions is most likely a wrong path."""
     with pytest.raises(
-        TaskError, match=r"data loader to predict for yielded no batch\n  fix  give it"
+        TaskError, match=r"data loader to predict for yielded no batch\n  fix  provide data"
     ):
         make_trainer().predict([])
 

@@ -214,12 +214,12 @@ def isolated_trainer_of(task):
         (lambda outputs, targets: "many", "returned a str, not a tensor"),
         (
             lambda outputs, targets: outputs[:1, 0],
-            r"of shape \(1,\), .* each sample of the batch, \(6,\)",
+            r"of shape \(1,\); expected .* \(6,\), a value for each sample of the batch",
         ),
-        (lambda outputs, targets: outputs.flatten(), r"of shape \(18,\), which is neither"),
+        (lambda outputs, targets: outputs.flatten(), r"of shape \(18,\); expected"),
         (
             lambda outputs, targets: outputs,
-            r"returned a tensor of shape \(6, 3\), which is neither",
+            r"returned a tensor of shape \(6, 3\); expected",
         ),
     ],
 )

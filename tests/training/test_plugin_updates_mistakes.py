@@ -70,7 +70,7 @@ def test_an_update_in_an_update_is_an_error(make_halves, make_plugin):
 
     trainer = make_halves(make_plugin(train_batch=lambda state: state.update(nested)))
 
-    with pytest.raises(PluginError, match="or inside of another update"):
+    with pytest.raises(PluginError, match="or within another update"):
         trainer.fit()
 
 
@@ -79,7 +79,7 @@ def test_an_update_in_an_update_is_an_error(make_halves, make_plugin):
     [
         (lambda state: None, ["first"], "the loss function returned None\n  fix  return the loss"),
         (loss_first, ["second"], "the loss depends on no parameter of 'second'"),
-        (loss_first, [], "no optimizer is named\n  fix  leave `optimizers` out for all"),
+        (loss_first, [], "no optimizer is named\n  fix  omit `optimizers` to step all of them"),
         (
             loss_first,
             "first",

@@ -50,9 +50,7 @@ def task(loss, pairs=PAIRS, **given):
 @pytest.mark.parametrize("loss", WRONG)
 def test_a_loss_of_ones_own_is_watched_at_its_first_batch(make_trainer, loss):
     """(4, 1) against (4,) is a mean over 16 pairs, 12 of them of different samples."""
-    with pytest.raises(
-        TaskError, match=r"the loss was given shapes.*became \(4, 4\)[\s\S]*squeeze"
-    ):
+    with pytest.raises(TaskError, match=r"the loss received shapes.*became \(4, 4\)[\s\S]*squeeze"):
         make_trainer(task(loss)).fit()
 
 
@@ -64,7 +62,7 @@ def test_so_is_a_metric_of_ones_own(make_trainer):
         metrics={"error": lambda outputs, targets: (outputs - targets).abs().mean()},
     )
 
-    with pytest.raises(TaskError, match=r"metric 'error' was given shapes"):
+    with pytest.raises(TaskError, match=r"metric 'error' received shapes"):
         make_trainer(made).fit()
 
 

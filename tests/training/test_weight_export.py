@@ -76,7 +76,7 @@ def test_what_is_no_tensor_is_not_exported_and_told(make_trainer, make_task, cle
     """A file of safetensors has no room for it."""
     trainer = make_trainer(make_task(model=lambda: Extra(3, 3)))
 
-    with pytest.warns(UserWarning, match="not exported, for they aren't tensors: _extra_state"):
+    with pytest.warns(UserWarning, match="not exported, because they aren't tensors: _extra_state"):
         trainer.export(clean / "model.safetensors")
 
     assert load_file(clean / "model.safetensors").keys() == {"weight", "bias"}

@@ -200,7 +200,7 @@ def test_what_splits_already_is_refused(tmp_path):
     loader = DataLoader(TensorDataset(QUERIES, ANSWERS), 12, collate_fn=collate_fn)
     with pytest.raises(PluginError, match="in one piece, not Microbatches of 3"):
         trained(tmp_path / "b", cache, loader=loader)
-    with pytest.raises(TaskError, match=r"doesn't split[\s\S]*eventloop-gradcache"):
+    with pytest.raises(TaskError, match=r"can't be split[\s\S]*eventloop-gradcache"):
         trained(tmp_path / "c", microbatch_size=3)
 
 

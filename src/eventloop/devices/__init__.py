@@ -1,6 +1,6 @@
-"""What each kind of device can do: the CPU, CUDA (which is also ROCm), and torch's other accelerators.
+"""The kinds of devices: the CPU, CUDA (including ROCm), and torch's other accelerators.
 
-No other module of eventloop or of its packages names a type of device.
+No other module of eventloop or of its packages refers to a type of device.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ __all__ = ["DeviceKind", "choose_device", "collective_backends", "kind_of", "ope
 
 @cache
 def kind_of(device: torch.device) -> DeviceKind:
-    """Returns what a device can do."""
+    """Returns the `DeviceKind` of a device."""
     if device.type in ("cpu", "meta"):
         return DeviceKind(device)
-    return (Cuda if device.type == "cuda" else Accelerator)(device)
+    if device.type == "cuda":
+        return Cuda(device)
+    return Accelerator(device)
 
 
 def opened_accelerator() -> DeviceKind | None:
-    """Returns the current accelerator's kind if this process has used it already, else None."""
+    """Returns the kind of the current accelerator if this process has used it already, else None."""
     accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or not (kind := kind_of(accelerator)).is_opened():
+    if accelerator is None:
         return None
-    return kind
+    kind = kind_of(accelerator)
+    return kind if kind.is_opened() else None
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
     """Returns the device of this process, and selects it.
 
     Args:
-        name: as torch names it: cpu, cuda, cuda:1, xpu, mps, ...; a type alone is the device of
-            this process among those of the type. auto: torch's accelerator, or the CPU.
-        local_rank: the number of this process on its machine.
+        name: torch's name of the device: cpu, cuda, cuda:1, xpu, mps, ... Without an index, the index
+            is `local_rank`. auto selects torch's accelerator if there is one, else the CPU.
+        local_rank: the index of this process on its machine.
 
     Raises:
-        SettingError: there is none such.
+        SettingError: the device doesn't exist or can't be used.
     """
     if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        name = "cpu" if found is None else found.type
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        name = "cpu" if accelerator is None else accelerator.type
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "meta") and device.index is None:
             device = torch.device(device.type, local_rank)
+        # Creating a tensor opens the device, which fails here and not in the middle of building.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -61,7 +65,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 def collective_backends() -> str:
-    """Returns the backends of torch.distributed for the tensors of the host and the accelerator."""
-    if (found := torch.accelerator.current_accelerator(check_available=True)) is None:
+    """Returns the backends of torch.distributed for tensors on the host and on the accelerator."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         return "gloo"
-    return f"cpu:gloo,{found.type}:{dist.get_default_backend_for_device(found)}"
+    return f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"

@@ -1,4 +1,4 @@
-"""What a device can do that a run asks for: the CPU, CUDA's and ROCm's GPUs, and the other accelerators that torch knows."""
+"""The operations that depend on the kind of device: CPU, CUDA and ROCm GPUs, other accelerators of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class DeviceKind:
-    """What a device can do. This class is the CPU; accelerators override what they do otherwise.
+    """The properties and operations of a device. This class is for the CPU; subclasses override it.
 
     Args:
         device: the device.
@@ -20,7 +20,7 @@ class DeviceKind:
     Attributes:
         is_host: whether tensors on the device are in the host's memory.
         fuses_optimizers: whether an optimizer with `fused=True` is faster.
-        has_sync_batch_norm: whether torch's `SyncBatchNorm` runs on it.
+        has_sync_batch_norm: whether torch's `SyncBatchNorm` supports the device.
     """
 
     fuses_optimizers: ClassVar[bool] = False
@@ -32,38 +32,38 @@ class DeviceKind:
 
     @property
     def streams(self) -> Any:
-        """Torch's module with the device's streams and events; None where copies wait."""
+        """The torch module with the device's streams and events; None if copies wait for the device."""
         return None
 
     @cached_property
     def tensor_class(self) -> type[Tensor]:
-        """The class of plain tensors on the device, which may be implemented in Python."""
+        """The class of plain tensors on the device; a backend in Python may have its own class."""
         return type(torch.empty(0, device=self.device))
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """The dtype in which losses and metrics are added up on the device."""
+        """The dtype in which losses and metrics are summed on the device."""
         return torch.float64
 
     def describe(self) -> str:
-        """Returns its name for the header, and what else is worth knowing."""
+        """Returns a description for the header: the name of the device, and its limitations."""
         threads = torch.get_num_threads()
         name = torch.backends.cpu.get_cpu_capability()
         return f"{name}, {threads} {'thread' if threads == 1 else 'threads'}"
 
     def select(self) -> None:
-        """Makes it the device that torch uses where a type alone is given."""
+        """Makes this the device that torch uses for a type without an index."""
 
     def is_opened(self) -> bool:
         """Returns whether this process has used the device."""
         return True
 
     def host_copy(self, tensor: Tensor, buffer: Tensor | None = None) -> Tensor:
-        """Starts to copy a tensor to the host; read it after an event recorded behind it.
+        """Starts to copy a tensor to the host; read the copy only after a later event of `record`.
 
         Args:
             tensor: any shape and dtype.
-            buffer: where to copy to, if shape and dtype fit: what the last call returned.
+            buffer: the result of an earlier call, which is used again if shape and dtype match.
 
         Returns:
             A tensor on the host that shares no memory with `tensor`.
@@ -71,55 +71,55 @@ class DeviceKind:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def record(self, *, timed: bool = False) -> torch.Event | None:
-        """Returns an event behind what the current stream has to do; None: all is done already.
+        """Returns an event for the work queued on the current stream; None if nothing is pending.
 
         Args:
-            timed: whether its `elapsed_time` is asked for.
+            timed: whether the event must support `elapsed_time`.
         """
         return None
 
     def get_rng_state(self) -> Tensor | None:
-        """Returns the state of the device's own random generator; None if it is the host's."""
+        """Returns the state of the device's random generator; None if it has none of its own."""
         return None
 
     def set_rng_state(self, state: Tensor) -> None:
-        """Restores what `get_rng_state` returned."""
+        """Restores the result of `get_rng_state`."""
 
     def release_memory(self) -> None:
-        """Releases memory that torch holds for later use."""
+        """Releases the unused memory in torch's cache."""
 
     def memory(self) -> dict[str, int]:
-        """Returns the bytes `allocated`, `reserved` and at the `peak`; {} where torch doesn't count.
+        """Returns the bytes `allocated`, `reserved` and at the `peak`; {} if torch doesn't count them.
 
-        It reads torch's own books, and doesn't wait for the device.
+        Reads counters of torch on the host, so it doesn't wait for the device.
         """
         return {}
 
     def best_precision(self) -> str:
-        """Returns what `precision=auto` means."""
-        return "fp32"  # bf16 is emulated on most hosts: slower, and no less memory
+        """Returns the precision that `precision=auto` selects."""
+        return "fp32"  # most CPUs emulate bf16, which is slower
 
     def why_not(self, precision: str) -> str:
-        """Returns why the device can't compute in a precision; "" if it can."""
+        """Returns the reason why the device doesn't support a precision; "" if it does."""
         if precision == "tf32":
-            return f"TF32 is a unit of NVIDIA GPUs, and the device is {self.device}"
+            return f"only NVIDIA GPUs support TF32, and the device is {self.device}"
         if precision in ("bf16", "fp16") and not torch.amp.is_autocast_available(self.device.type):
             return f"torch has no autocast for {self.device.type}"
         return ""
 
     @contextmanager
     def float32_products(self, *, tf32: bool) -> Iterator[None]:
-        """Sets for the whole process how products of float32 are computed, within a block."""
+        """Sets the precision of float32 matrix products for the whole process, within the block."""
         yield
 
 
-_OF_STREAMS = ("Stream", "Event", "stream", "current_stream")
+_STREAM_NAMES = ("Stream", "Event", "stream", "current_stream")
 
 
 class Accelerator(DeviceKind):
-    """A device with memory of its own, by the module that torch has for its type.
+    """A device with its own memory, used through the torch module of its type.
 
-    Where the module has no streams, or the host no pinned memory for it, copies wait for the device.
+    If the module has no streams, or the host no pinned memory for it, copies wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -127,24 +127,25 @@ class Accelerator(DeviceKind):
         self.module: Any = torch.get_device_module(device)
         self.has_sync_batch_norm = device.type in ("cuda", "xpu")
 
-    @cached_property  # the answer opens the device
+    # Not in `__init__`, since the check for pinned memory opens the device.
+    @cached_property
     def streams(self) -> Any:
-        has_all = all(hasattr(self.module, name) for name in _OF_STREAMS)
+        has_all = all(hasattr(self.module, name) for name in _STREAM_NAMES)
         return self.module if has_all and _can_pin() else None
 
     @cached_property
     def sum_dtype(self) -> torch.dtype:
-        has_float64 = _has(torch.float64, self.device)  # Apple's GPUs don't
+        has_float64 = _supports(torch.float64, self.device)  # Apple's GPUs don't
         return torch.float64 if has_float64 else torch.float32
 
     def describe(self) -> str:
-        named = getattr(self.module, "get_device_name", None)
-        words = [str(named(self.device))] if named else []
+        get_name = getattr(self.module, "get_device_name", None)
+        descriptions = [str(get_name(self.device))] if get_name else []
         if self.streams is None:
-            words.append("copies wait: torch has no streams or no pinned memory for it")
+            descriptions.append("copies wait: torch has no streams or no pinned memory for it")
         if self.sum_dtype is not torch.float64:
-            words.append("sums in float32: it has no float64")
-        return "; ".join(words)
+            descriptions.append("sums in float32: it has no float64")
+        return "; ".join(descriptions)
 
     def select(self) -> None:
         if hasattr(self.module, "set_device"):
@@ -178,14 +179,18 @@ class Accelerator(DeviceKind):
         self.module.empty_cache()
 
     def memory(self) -> dict[str, int]:
-        names = {
+        function_names = {
             "allocated": "memory_allocated",
             "reserved": "memory_reserved",
             "peak": "max_memory_allocated",
         }
-        if not all(hasattr(self.module, one) for one in names.values()):
-            return {}
-        return {name: getattr(self.module, one)(self.device) for name, one in names.items()}
+        num_bytes = {}
+        for name, function_name in function_names.items():
+            function = getattr(self.module, function_name, None)
+            if function is None:
+                return {}
+            num_bytes[name] = function(self.device)
+        return num_bytes
 
     def best_precision(self) -> str:
         has_bf16 = getattr(self.module, "is_bf16_supported", None)
@@ -193,14 +198,14 @@ class Accelerator(DeviceKind):
 
 
 def _can_pin() -> bool:
-    """Returns whether the host has memory from which the accelerator copies without a wait."""
+    """Returns whether the host can allocate pinned memory, which copies without waiting need."""
     try:
         return torch.empty(1, pin_memory=True).is_pinned()
     except (RuntimeError, NotImplementedError):
         return False
 
 
-def _has(dtype: torch.dtype, device: torch.device) -> bool:
+def _supports(dtype: torch.dtype, device: torch.device) -> bool:
     try:
         torch.empty(0, dtype=dtype, device=device)
     except (TypeError, RuntimeError):
@@ -209,7 +214,7 @@ def _has(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class Cuda(Accelerator):
-    """A GPU of torch's type `cuda`."""
+    """A GPU of torch's device type `cuda`: NVIDIA's, or AMD's with ROCm."""
 
     fuses_optimizers: ClassVar[bool] = True
 
@@ -217,25 +222,29 @@ class Cuda(Accelerator):
         return "bf16" if _has_bf16() else "fp16"
 
     def why_not(self, precision: str) -> str:
-        is_new = torch.cuda.get_device_capability(self.device) >= (8, 0)
-        lacks = (precision == "tf32" and not is_new) or (precision == "bf16" and not _has_bf16())
-        return f"{torch.cuda.get_device_name(self.device)} doesn't have it" if lacks else ""
+        has_tf32 = torch.cuda.get_device_capability(self.device) >= (8, 0)
+        is_missing = False
+        if precision == "tf32":
+            is_missing = not has_tf32
+        elif precision == "bf16":
+            is_missing = not _has_bf16()
+        return f"{torch.cuda.get_device_name(self.device)} doesn't have it" if is_missing else ""
 
     @contextmanager
     def float32_products(self, *, tf32: bool) -> Iterator[None]:
-        saved = _Saved()
+        previous = _Float32Products()
         try:
-            # The older of torch's two interfaces: who reads by either then finds an answer, while
-            # the older one raises where the newer one has set something else (torch 2.13).
+            # Use the older of torch's two interfaces. After that, both can be read, whereas reading
+            # through the older interface raises after mixed settings with the newer (torch 2.13).
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
             torch.backends.cudnn.allow_tf32 = tf32
             yield
         finally:
-            saved.put_back()
+            previous.put_back()
 
 
-class _Saved:
-    """The process's precision of float32 products, saved to be restored."""
+class _Float32Products:
+    """The saved settings of the process for the precision of float32 products."""
 
     def __init__(self) -> None:
         backends = torch.backends
@@ -245,16 +254,21 @@ class _Saved:
             backends.cudnn.rnn,
             backends.mkldnn.matmul,  # type: ignore[attr-defined]
         )
-        self._exact = [(one, one.fp32_precision) for one in holders]
+        self._newer_settings = [(holder, holder.fp32_precision) for holder in holders]
         try:
-            self._older = (torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32)
-        except RuntimeError:  # it was set through the newer interface alone
-            self._older = ("highest", True)
+            self._older_settings = (
+                torch.get_float32_matmul_precision(),
+                backends.cudnn.allow_tf32,
+            )
+        except RuntimeError:  # only the newer interface was used
+            self._older_settings = ("highest", True)
 
     def put_back(self) -> None:
-        torch.set_float32_matmul_precision(self._older[0])
-        torch.backends.cudnn.allow_tf32 = self._older[1]
-        for holder, precision in self._exact:
+        # The newer settings come last, since they are more specific and the older would change them.
+        matmul_precision, allow_tf32 = self._older_settings
+        torch.set_float32_matmul_precision(matmul_precision)
+        torch.backends.cudnn.allow_tf32 = allow_tf32
+        for holder, precision in self._newer_settings:
             holder.fp32_precision = precision
 
 

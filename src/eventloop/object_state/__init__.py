@@ -1,7 +1,7 @@
-"""The state of any object: a walk over attributes, what has changed in them, and how it is put back.
+"""The state of arbitrary objects: finds their attributes, detects changes, and saves and restores them.
 
-`walk` finds locations: `entering` decides which objects are entered, `parts` and `attributes` list what is
-in them. `values` encodes and `decoding` restores values, with `tensor_memory`, `generators` and `iterators`.
-`fingerprints` tell what has changed, and `tracked` saves and restores it. Nothing here runs a property or
-a method of the objects.
+`walk` finds locations: `entering` decides which objects are entered, `parts` and `attributes` list the
+locations in them. `values` encodes and `decoding` restores values, with `tensor_memory`, `generators` and
+`iterators`. `fingerprints` detects changes, and `tracked` saves and restores them. Nothing here runs a
+property or a method of the objects.
 """

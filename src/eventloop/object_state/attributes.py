@@ -1,4 +1,4 @@
-"""Attributes, slots and the namespaces that hold them, read and assigned without code of the objects."""
+"""Reads and assigns attributes and slots without running code of the objects."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-_PREFIX_OF_DYNAMO = "_dynamo_"  # attributes that torch.compile sets at tensors
+_DYNAMO_PREFIX = "_dynamo_"  # attributes that torch.compile sets on tensors
 
 
 class Location(NamedTuple):
-    """Where a value is in an object graph.
+    """The location of a value in an object graph.
 
     Attributes:
-        path: as a user would write it, `sampler.queue` or `stages[2].rng`; unique in a walk.
+        path: the location as Python code, `sampler.queue` or `stages[2].rng`; unique in a walk.
         owner: the path of the object that holds the value; "" for a root.
         value: the current value.
-        namespace: takes `namespace[key] = value`, without code of the owner's class; None if
-            no other value can be put there.
-        key: of the value in the namespace.
-        is_deletable: whether `del namespace[key]` works, too.
+        namespace: supports `namespace[key] = value`, without running code of the owner's class; None if
+            the location can't be assigned to.
+        key: the key of the value in the namespace.
+        is_deletable: whether the namespace supports `del namespace[key]`.
     """
 
     path: str
@@ -33,7 +33,7 @@ class Location(NamedTuple):
     is_deletable: bool = False
 
     def assign(self, value: Any) -> None:
-        """Puts another value there."""
+        """Assigns a value to the location."""
         self.namespace[self.key] = value
 
     def delete(self) -> None:
@@ -42,25 +42,25 @@ class Location(NamedTuple):
 
 
 class SlotNamespace:
-    """The slots of an object.
+    """A namespace of the slots of an object.
 
     Args:
-        whole: the object.
+        instance: the object.
     """
 
-    def __init__(self, whole: Any) -> None:
-        self._whole = whole
-        self._slots = slots_of(whole)
+    def __init__(self, instance: Any) -> None:
+        self._instance = instance
+        self._slots = slots_of(instance)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._slots[name].__set__(self._whole, value)
+        self._slots[name].__set__(self._instance, value)
 
     def __delitem__(self, name: str) -> None:
-        self._slots[name].__delete__(self._whole)
+        self._slots[name].__delete__(self._instance)
 
 
 class ClassNamespace:
-    """The attributes of a class, whatever its metaclass."""
+    """A namespace of the attributes of a class; bypasses its metaclass."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -73,7 +73,7 @@ class ClassNamespace:
 
 
 class AssigningNamespace:
-    """A single value, which a function assigns."""
+    """A namespace of a single value that is assigned by a function."""
 
     def __init__(self, assign: Callable[[Any], object]) -> None:
         self._assign = assign
@@ -82,25 +82,25 @@ class AssigningNamespace:
         self._assign(value)
 
 
-def attributes_in(whole: Any, path: str, skipped: Collection[str] = ()) -> Iterator[Location]:
+def attributes_in(instance: Any, path: str, skipped: Collection[str] = ()) -> Iterator[Location]:
     """Yields the attributes and slots of an instance."""
-    attributes = attributes_of(whole)
+    attributes = attributes_of(instance)
     for name, value in (attributes or {}).items():
-        if name in skipped or is_dunder(name) or name.startswith(_PREFIX_OF_DYNAMO):
+        if name in skipped or is_dunder(name) or name.startswith(_DYNAMO_PREFIX):
             continue
         yield Location(f"{path}.{name}", path, value, attributes, name, True)
-    for name, member in slots_of(whole).items():
+    for name, member in slots_of(instance).items():
         try:
-            value = member.__get__(whole)
+            value = member.__get__(instance)
         except AttributeError:  # an empty slot
             continue
-        yield Location(f"{path}.{name}", path, value, SlotNamespace(whole), name, True)
+        yield Location(f"{path}.{name}", path, value, SlotNamespace(instance), name, True)
 
 
-def attribute_location(whole: Any, name: str, path: str, value: Any = None) -> Location:
+def attribute_location(instance: Any, name: str, path: str, value: Any = None) -> Location:
     """Returns the location of an instance attribute or slot, which may not exist yet."""
-    is_slot = name in slots_of(whole)
-    namespace = SlotNamespace(whole) if is_slot else attributes_of(whole)
+    is_slot = name in slots_of(instance)
+    namespace = SlotNamespace(instance) if is_slot else attributes_of(instance)
     return Location(f"{path}.{name}", path, value, namespace, name, True)
 
 
@@ -109,20 +109,23 @@ def class_attribute_location(kind: type, name: str, path: str, value: Any = None
     return Location(f"{path}.{name}", path, value, ClassNamespace(kind), name, True)
 
 
-def is_attribute(whole: Any, name: str) -> bool:
-    """Returns whether an instance may have a data attribute of this name, which would hide no code."""
-    if name in slots_of(whole):
+def is_attribute(instance: Any, name: str) -> bool:
+    """Returns whether an instance may get a data attribute with this name.
+
+    False if the attribute would hide a method or a property of its class.
+    """
+    if name in slots_of(instance):
         return True
-    if not name.isidentifier() or is_dunder(name) or attributes_of(whole) is None:
+    if not name.isidentifier() or is_dunder(name) or attributes_of(instance) is None:
         return False
-    class_attribute = inspect.getattr_static(type(whole), name, None)
+    class_attribute = inspect.getattr_static(type(instance), name, None)
     if isinstance(class_attribute, functools.cached_property):
         return True
     return not is_code(class_attribute)
 
 
 def is_class_attribute(kind: type, name: str) -> bool:
-    """Returns whether a class may have a data attribute of this name, which would replace no code."""
+    """Returns whether a class may get a data attribute with this name, which must not replace code."""
     return name.isidentifier() and not name.startswith("__") and not is_code(vars(kind).get(name))
 
 
@@ -132,13 +135,13 @@ def is_code(class_attribute: Any) -> bool:
 
 
 def is_dunder(name: str) -> bool:
-    """Returns whether a name belongs to Python, as `__doc__` does."""
+    """Returns whether a name is reserved for Python, like `__doc__`."""
     return name.startswith("__") and name.endswith("__")
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """Returns the `__dict__` of an instance; None if it has none."""
-    # `object` would return the attributes of no thread.
+    # `object.__getattribute__` would not return the attributes of the current thread.
     reader = threading.local if isinstance(value, threading.local) else object
     try:
         attributes = reader.__getattribute__(value, "__dict__")

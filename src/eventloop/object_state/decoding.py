@@ -1,7 +1,7 @@
-"""Rebuilds values from nests. Nothing is looked up by a name from a file, imported or called.
+"""Rebuilds values from nests, without importing, looking up or calling anything named in a file.
 
-Built-in containers, numbers, arrays, tensors and random generators are made; any other object has to be
-there already, and gets its saved contents.
+Creates only built-in containers, numbers, arrays, tensors and random generators. Any other object must
+exist already, and gets its saved contents.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Decoder:
     """Rebuilds values from nests, in the order in which they were encoded.
 
     Args:
-        objects: what the task has built, by path.
-        device: where tensors are put that weren't on the host.
-        classes: of enums and named tuples, those that the objects use, by name.
+        objects: the objects that the task has built, by path.
+        device: the device for tensors that weren't on the host.
+        classes: the enums and named tuples that the objects use, by name.
     """
 
     def __init__(
@@ -55,11 +55,12 @@ class Decoder:
         """Returns the value of a nest.
 
         Args:
-            predecessor: what the place holds, of which classes are taken that a nest doesn't name.
+            predecessor: the current value of the location. If a nest doesn't name a class, such as a
+                named tuple's, the predecessor's class is used.
 
         Raises:
-            NotSavableError, LookupError, TypeError, ValueError, RuntimeError, AttributeError: no
-                value has this nest, or not in this place.
+            NotSavableError, LookupError, TypeError, ValueError, RuntimeError, AttributeError: the nest
+                is invalid, or doesn't fit the predecessor.
         """
         if not isinstance(nest, Mapping):
             return nest
@@ -81,7 +82,7 @@ class Decoder:
         return value
 
     def decode_contents(self, nest: Encoded, target: Any) -> None:
-        """Replaces the contents of an object by saved ones; raises as `decode` does."""
+        """Replaces the contents of an object by saved contents; raises like `decode`."""
         kind = nest["kind"]
         if kind in ("bits", "seeds") and is_seed_source(target):
             fill_seed_source(target, nest)
@@ -190,14 +191,14 @@ class Decoder:
         if nest.get("flags") is None:
             member: Enum = kind._member_map_[nest["name"]]
             return member
-        # The implementation of the base class, as a class may have one of its own.
         flags = operator.index(nest["flags"])
-        known: Enum | None = kind._value2member_map_.get(flags)
-        if known is not None:
-            return known
-        missing: Any = Flag._missing_
-        combined: Enum = missing.__func__(kind, flags)
-        return combined
+        existing: Enum | None = kind._value2member_map_.get(flags)
+        if existing is not None:
+            return existing
+        # The base class's method, since a user's class may override it and no user code may run here.
+        create_combination: Any = Flag._missing_
+        combination: Enum = create_combination.__func__(kind, flags)
+        return combination
 
     def _cycle(self, nest: Encoded) -> itertools.cycle[Any]:
         items = self._items(nest["items"])
@@ -216,7 +217,7 @@ class Decoder:
 
 
 def _sequence(predecessor: Any) -> Sequence[Any]:
-    """Returns the entries of what a place holds, if they have an order."""
+    """Returns the entries of a location's current value; () if it isn't a sequence."""
     return list(predecessor) if isinstance(predecessor, (list, tuple, deque)) else ()
 
 

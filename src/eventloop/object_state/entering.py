@@ -1,4 +1,4 @@
-"""Which objects a walk enters: those whose state is in attributes, entries, closures or globals."""
+"""Decides which objects a walk enters: those with state in attributes, entries, closures or globals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from eventloop.object_state.attributes import attributes_of, slots_of
 from eventloop.rng import is_generator
 
-# The entries of a longer list aren't entered.
+# The entries of a longer container aren't entered, since a walk must stay fast.
 MAX_ENTRIES = 1_000
 MAX_NESTING = 16  # of containers in containers
 
@@ -33,7 +33,7 @@ CONTAINER_TYPES = frozenset(
 )
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CODES_OF_C_NUMBERS = tuple("bBhHiIlLqQfd?")
-# Objects whose state is in these attributes, which C code holds.
+# Types implemented in C, with the attributes that hold their state.
 HELD_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     types.BuiltinMethodType: ("__self__",),
     types.MethodWrapperType: ("__self__",),
@@ -45,8 +45,8 @@ HELD_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     memoryview: ("obj",),
 }
-# Classes of the standard library whose state is in attributes. Instances of most others are handles
-# of a process: threads, loggers, files.
+# Classes of the standard library whose state is in attributes. Instances of most other classes belong to
+# the process: threads, loggers, files.
 _STDLIB_TYPES = (
     types.SimpleNamespace,
     argparse.Namespace,
@@ -56,7 +56,7 @@ _STDLIB_TYPES = (
 )
 _STDLIB_MODULES = frozenset({"collections", "queue", "weakref", "fractions"})
 _SHARED_NUMBERS = "multiprocessing.sharedctypes"
-# Instances of these are values, with caches in attributes.
+# Instances of classes in these modules are values; their attributes are only caches.
 _MODULES_OF_VALUES = frozenset(
     {
         "builtins",
@@ -71,7 +71,7 @@ _MODULES_OF_VALUES = frozenset(
     }
     | {"typing", "uuid", "zoneinfo"}
 )
-# Modules of torch whose instances have the state of a run in attributes; other classes of torch wrap C++.
+# Modules of torch whose classes have state in Python attributes; torch's other classes wrap C++ objects.
 _TORCH_MODULES = ("torch.utils.data", "torch.nn", "torch.optim", "torch._dynamo.eval_frame")
 _EVENTLOOP_MODULES = ("eventloop.data", "eventloop.task")
 _OTHER_TRAINERS = ("accelerate", "composer", "lightning", "pytorch_lightning")
@@ -85,7 +85,7 @@ _TRAINED_OR_READ = (
 
 
 def is_entered(value: Any) -> bool:
-    """Returns whether a walk visits the parts of an object."""
+    """Returns whether a walk visits the attributes, entries and other locations in an object."""
     kind: Any = type(value)
     if kind in PLAIN_TYPES or isinstance(value, (types.ModuleType, Enum)):
         return False
@@ -112,10 +112,10 @@ def is_entered(value: Any) -> bool:
 
 
 def is_value_container(container: Any, depth: int = 0) -> bool:
-    """Returns whether no entry of a container, at any depth, is an object with state of its own.
+    """Returns whether a container holds only values, at any depth, and no objects with state.
 
     Args:
-        depth: how many containers surround it.
+        depth: the number of containers around it.
     """
     if len(container) > MAX_ENTRIES or depth >= MAX_NESTING:
         return True
@@ -146,7 +146,7 @@ def has_identity(value: Any) -> bool:
 
 
 def is_c_number(value: Any) -> bool:
-    """Returns whether a value is a number of C, or an array of them: nothing with pointers."""
+    """Returns whether a value is a ctypes number or an array of numbers, without pointers."""
     ctypes = sys.modules.get("ctypes")
     if ctypes is None:
         return False
@@ -155,7 +155,7 @@ def is_c_number(value: Any) -> bool:
 
 
 def is_stdlib_instance(value: Any) -> bool:
-    """Returns whether a value is an object of Python's library that isn't entered, and may change."""
+    """Returns whether a value is a mutable object of the standard library that isn't entered."""
     kind = type(value)
     root = kind.__module__.partition(".")[0] if isinstance(kind.__module__, str) else ""
     if root not in sys.stdlib_module_names or root in _MODULES_OF_VALUES:
@@ -164,19 +164,19 @@ def is_stdlib_instance(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether a value is an array of NumPy, of any class."""
+    """Returns whether a value is a NumPy array or an instance of a subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_numpy_scalar(value: Any) -> bool:
-    """Returns whether a value is a number, text or time of NumPy."""
+    """Returns whether a value is a NumPy scalar: a number, text or time."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
 
 def is_seed_source(value: Any) -> bool:
-    """Returns whether a value is a bit generator of NumPy, or a sequence of seeds."""
+    """Returns whether a value is a NumPy bit generator or seed sequence."""
     numpy_random = sys.modules.get("numpy.random")
     return numpy_random is not None and isinstance(
         value, (numpy_random.BitGenerator, numpy_random.SeedSequence)
@@ -185,9 +185,9 @@ def is_seed_source(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_own_code(module_name: str | None) -> bool:
-    """Returns whether a module is the user's: neither installed nor a part of Python."""
+    """Returns whether a module is the user's code: neither installed nor part of Python."""
     if not isinstance(module_name, str | None):
-        return False  # a class of C code may have a descriptor there
+        return False  # `__module__` of a class implemented in C may be a descriptor
     root = (module_name or "").partition(".")[0]
     if root in sys.stdlib_module_names or root in ("torch", "eventloop"):
         return root == "__main__"
@@ -212,7 +212,7 @@ def _installed_folders() -> frozenset[str]:
 
 @functools.lru_cache(maxsize=256)
 def _has_distributions(folder: Path) -> bool:
-    """Returns whether packages are installed into a folder, by `pip install --target` say."""
+    """Returns whether packages are installed in a folder, for example by `pip install --target`."""
     return next(folder.glob("*.dist-info"), None) is not None
 
 
@@ -221,16 +221,17 @@ def is_entered_class(kind: Any) -> bool:
     """Returns whether the state of a class's instances is in attributes."""
     if issubclass(kind, _STDLIB_TYPES):
         return True
-    # FSDP2 gives modules another class, of a module of torch. Those of TorchScript are in C++.
+    # Modules first: FSDP2 changes their class to a class of torch, which the check of module names
+    # below would exclude. The state of a TorchScript module is in C++.
     if issubclass(kind, nn.Module) and not issubclass(kind, torch.jit.ScriptModule):
         return True
     module_name: object = kind.__module__
     if not isinstance(module_name, str):
-        return False  # a descriptor, of functions of Cython
+        return False  # for Cython functions, it is a descriptor
     root = module_name.partition(".")[0]
     if root == "torch":
         return module_name.startswith(_TORCH_MODULES)
-    if root == "eventloop":  # other objects of the loop save their state themselves
+    if root == "eventloop":  # the other objects of the loop save their own state
         return module_name.startswith(_EVENTLOOP_MODULES)
     if root in _STDLIB_MODULES or module_name == _SHARED_NUMBERS:
         return True
@@ -242,8 +243,8 @@ def is_entered_class(kind: Any) -> bool:
 def is_of_trainer(module_name: str) -> bool:
     """Returns whether a module belongs to a plugin's package or to another trainer.
 
-    Only those of its objects are entered that a run trains or reads: the others save their state
-    themselves, or are made at each start.
+    Of the objects of such modules, only models, optimizers and data are entered. The others save their
+    own state, or are created at each start.
     """
     root = module_name.partition(".")[0]
     return root.startswith("eventloop") or root in _OTHER_TRAINERS

@@ -1,4 +1,4 @@
-"""Fingerprints: what differs if a value or the contents of an object have changed. No code of theirs runs."""
+"""Fingerprints of values and of contents of objects, which detect changes without running their code."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _MAX_REFERENCES = 8 * _MAX_COMPARED
 
 
 class Identities:
-    """Objects that equal others only if they are the same objects, or equal plain values.
+    """A sequence of objects that is compared by identity, except for plain values.
 
-    They are referenced: the identity of a deleted object is used again, often at once.
+    Holds references to the objects, since Python uses the id of a deleted object again, often
+    immediately.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -53,7 +54,8 @@ class Identities:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Identities) or len(self._values) != len(other._values):
             return False
-        if all(map(operator.is_, self._values, other._values)):  # a hundred times as fast
+        # The usual case; a hundred times as fast as the comparison below.
+        if all(map(operator.is_, self._values, other._values)):
             return True
         return all(map(_is_same, self._values, other._values))
 
@@ -61,28 +63,28 @@ class Identities:
         return hash(tuple(map(type, self._values)))
 
     def differs_in_numbers(self, other: Identities) -> bool:
-        """Returns whether a number in place of another is among the differences."""
-        pairs = zip(self._values, other._values, strict=False)
-        return any(
-            type(value) in _NUMBERS and type(after) in _NUMBERS and value != after
-            for value, after in pairs
-            if value is not after
-        )
+        """Returns whether a number was replaced by another number."""
+        for value, other_value in zip(self._values, other._values, strict=False):
+            if value is other_value:  # also the same NaN, which isn't equal to itself
+                continue
+            if type(value) in _NUMBERS and type(other_value) in _NUMBERS and value != other_value:
+                return True
+        return False
 
 
 class Many(NamedTuple):
     """The fingerprint of many objects.
 
     Attributes:
-        references: the objects, and what they refer to.
-        contents: fingerprints of the tensors, arrays and generators among these.
+        references: the objects, and the objects that they refer to.
+        contents: the fingerprints of tensors, arrays and generators among `references`.
     """
 
     references: Identities
     contents: list[Any]
 
     def differs_in_numbers(self, other: Many | None) -> bool:
-        """Returns whether numbers have changed. Other changes of a data set are those of a cache."""
+        """Returns whether numbers have changed; any other change of a data set is taken for a cache."""
         return other is not None and self.references.differs_in_numbers(other.references)
 
 
@@ -96,9 +98,9 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def fingerprint(value: Any) -> Any:
-    """Returns what differs if a location has another value.
+    """Returns a fingerprint that differs if a location gets another value.
 
-    An object is compared by its identity; see `fingerprint_of_contents` for what it holds.
+    Objects are compared by identity; use `fingerprint_of_contents` to compare their contents.
     """
     kind = type(value)
     if kind in (float, complex):
@@ -124,10 +126,10 @@ def fingerprint(value: Any) -> Any:
 
 
 def fingerprint_of_contents(value: Any, visited: Collection[int] = ()) -> Any:
-    """Returns what differs if a container, tensor, array or generator has other contents.
+    """Returns a fingerprint that differs if the contents of a container, tensor or array change.
 
     Args:
-        visited: identities of objects that are compared by themselves.
+        visited: ids of objects that have their own fingerprints.
     """
     kind = type(value)
     if kind in CONTAINER_TYPES:
@@ -135,7 +137,7 @@ def fingerprint_of_contents(value: Any, visited: Collection[int] = ()) -> Any:
     if isinstance(value, Tensor):
         return _fingerprint_of_tensor(value)
     if is_generator(value):
-        return None  # always saved
+        return None  # the states of generators are always saved
     if is_seed_source(value):
         return repr(encode_seed_source(value))
     if kind in (bytearray, array.array) or is_c_number(value):
@@ -144,28 +146,28 @@ def fingerprint_of_contents(value: Any, visited: Collection[int] = ()) -> Any:
 
 
 def fingerprint_of_many(objects: Iterable[Any], visited: Collection[int] = ()) -> Many:
-    """Returns what differs if any of many objects, or what they refer to, has changed.
+    """Returns a fingerprint that differs if any of many objects, or an object in them, changes.
 
-    The garbage collector's view of objects is a hundred times as fast as a walk, and enough to see
-    whether there is a change. It needs the same layout each time: CPython makes the `__dict__` of
-    an instance when it is first asked for.
+    Uses the garbage collector's references, which is a hundred times as fast as a walk and sufficient
+    to detect a change. The references must have the same layout each time, but CPython creates the
+    `__dict__` of an instance only on first access, so `_holders_in` accesses it.
     """
     layer = list(itertools.islice(objects, _MAX_COMPARED))
     references = [*layer]
     contents: list[Any] = []
-    seen = set(visited)
+    visited_ids = set(visited)
     while layer and len(references) <= _MAX_REFERENCES:
         samples = dict(zip(map(type, layer), layer, strict=True))  # an instance of each class
         contents += _contents_in(layer, samples)
-        holders = _holders_in(layer, samples.keys(), seen)
-        seen.update(map(id, holders))
+        holders = _holders_in(layer, samples.keys(), visited_ids)
+        visited_ids.update(map(id, holders))
         layer = gc.get_referents(*holders)
         references += layer
     return Many(Identities(references), contents)
 
 
 def _contents_in(layer: list[Any], samples: Mapping[type, Any]) -> list[Any]:
-    """Returns fingerprints of what changes without new references: tensors, arrays, positions."""
+    """Returns fingerprints of tensors, arrays and iterators, which change without new references."""
     kinds = {
         kind
         for kind, sample in samples.items()
@@ -173,27 +175,30 @@ def _contents_in(layer: list[Any], samples: Mapping[type, Any]) -> list[Any]:
     }
     if not kinds:
         return []
-    # A generator or an iterator always differs.
-    return [
-        fingerprint_of_contents(value)
-        if has_identity(value) and not is_generator(value)
-        else object()
-        for value in layer
-        if type(value) in kinds
-    ]
+    fingerprints = []
+    for value in layer:
+        if type(value) not in kinds:
+            continue
+        if has_identity(value) and not is_generator(value):
+            fingerprints.append(fingerprint_of_contents(value))
+        else:
+            # Positions of generators and iterators aren't compared; they always count as changed.
+            fingerprints.append(object())
+    return fingerprints
 
 
-def _holders_in(layer: list[Any], kinds: Collection[Any], seen: set[int]) -> list[Any]:
-    """Returns the objects that refer to others, each once."""
+def _holders_in(layer: list[Any], kinds: Collection[Any], visited_ids: set[int]) -> list[Any]:
+    """Returns the unvisited objects of a layer that refer to other objects, each once."""
     followed = {kind for kind in kinds if kind in CONTAINER_TYPES or is_entered_class(kind)}
     holders = layer
     if len(followed) < len(kinds):
         holders = [value for value in layer if type(value) in followed]
     identities = set(map(id, holders))
-    if len(identities) < len(holders) or not identities.isdisjoint(seen):
-        unseen = {id(value): value for value in holders if id(value) not in seen}
-        holders = list(unseen.values())
+    if len(identities) < len(holders) or not identities.isdisjoint(visited_ids):
+        unvisited = {id(value): value for value in holders if id(value) not in visited_ids}
+        holders = list(unvisited.values())
     if any(kind.__dictoffset__ for kind in followed):
+        # Makes CPython create each `__dict__`, so that the references are the same each time.
         for holder in holders:
             attributes_of(holder)
     return holders
@@ -203,7 +208,7 @@ def _fingerprint_of_entries(container: Any, visited: Collection[int] = ()) -> An
     entries = list(container)
     if isinstance(container, dict):
         entries += container.values()
-    if len(container) > MAX_ENTRIES:  # its entries aren't entered
+    if len(container) > MAX_ENTRIES:  # a walk doesn't enter its entries
         is_plain = set(map(type, entries)) <= PLAIN_TYPES
         if is_plain and isinstance(container, (set, frozenset)):
             return frozenset(entries)
@@ -233,20 +238,23 @@ def _fingerprint_of_array(values: Any, visited: Collection[int]) -> Any:
             return *facts, fingerprint_of_many(values.flat, visited)
         return *facts, tuple(map(fingerprint, values.flat))
     flat = plain_array(values).reshape(-1)
-    # An array has no version counter, so that whatever could be saved is compared as a whole.
+    # An array has no version counter. If it is small enough to be saved, all of it is compared.
     step = 1 if values.nbytes <= MAX_BYTES else flat.size // _NUM_SAMPLED
     return *facts, zlib.crc32(flat[::step].tobytes())
 
 
 def _fingerprint_of_stdlib(value: Any) -> Any:
-    """Compares an object of Python's library by its attributes: it can only be named."""
+    """Returns a fingerprint of the attributes of a standard library object.
+
+    Such an object can't be saved, but its change can be reported.
+    """
     locations = attributes_in(value, "")
     values = [location.value for location in locations]
     return Identities((value,)), fingerprint_of_many(values)
 
 
 def _fingerprint_of_builtin(value: Any) -> Any:
-    """Compares ranges and iterators by what would be saved of them."""
+    """Returns the encoded value of a range or an iterator; its identity if it can't be encoded."""
     try:
         return type(value), repr(Encoder(lambda entry: None).encode(value))
     except NotSavableError:

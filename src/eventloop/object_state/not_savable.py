@@ -1,5 +1,5 @@
-"""The error of values that a checkpoint can't have."""
+"""The error for values that can't be saved in a checkpoint."""
 
 
 class NotSavableError(ValueError):
-    """A value can't be saved, or no value has this nest; the message is the reason."""
+    """A value can't be saved, or a nest is invalid; the message is the reason."""

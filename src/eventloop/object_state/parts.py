@@ -1,6 +1,6 @@
-"""The parts of an object: attributes, slots, entries, closures' cells, hooks, and globals of functions.
+"""The locations in an object: attributes, slots, entries, cells of closures, hooks, globals of functions.
 
-Only data can be assigned. Functions are entered for their closures and for the globals that they use.
+Only data can be assigned. Functions are entered because of their closures and the globals that they use.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from eventloop.object_state.entering import (
 )
 
 _CONTAINER_BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
-# One that `torch.compile` sets later is annotated in the class, as `forward` is, which a run may replace.
+# Annotations include attributes that `torch.compile` sets later. They also include `forward`, but a run
+# may replace a module's `forward`, so it isn't skipped.
 _ATTRIBUTES_OF_MODULES = frozenset({*vars(nn.Module()), *nn.Module.__annotations__}) - {
     "training",
     "forward",
 }
-# Caches of a torchmetrics metric, and its count of updates, which a reset sets to 0.
+# Caches of a torchmetrics metric, and its number of updates, which `reset` sets to 0.
 _ATTRIBUTES_OF_METRICS = frozenset(
     {"_cache", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_update_count"}
 )
@@ -51,44 +52,44 @@ _ATTRIBUTES_OF_LOADERS = frozenset({"_iterator"})  # persistent workers
 
 @functools.cache
 def _attributes_of_optimizers() -> frozenset[str]:
-    """Returns the attributes that torch gives an optimizer.
+    """Returns the names of attributes that torch sets on every optimizer.
 
-    Including `state` and `param_groups`, which another part of a checkpoint has. torch's schedulers set
-    `_opt_called`.
+    They include `state` and `param_groups`, which are saved in another part of a checkpoint, and
+    `_opt_called`, which torch's schedulers set.
     """
-    # Not when this module is imported: torch's first optimizer imports its compiler, which takes seconds.
+    # Not at import time: creating the first optimizer imports torch's compiler, which takes seconds.
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called"}
 
 
-def locations_in(whole: Any, path: str) -> Iterator[Location]:
-    """Returns the locations in an object that is entered."""
-    kind = type(whole)
+def locations_in(target: Any, path: str) -> Iterator[Location]:
+    """Returns the locations in an object for which `is_entered` is true."""
+    kind = type(target)
     if kind in CONTAINER_TYPES:
-        return _entries(whole, path)
-    if isinstance(whole, type):
-        return _parts_of_class(whole, path)
+        return _entries(target, path)
+    if isinstance(target, type):
+        return _parts_of_class(target, path)
     if kind is types.FunctionType:
-        return _parts_of_function(whole, path)
-    if isinstance(whole, Tensor):
-        return _parts_of_tensor(whole, path)
-    if is_array(whole) and whole.dtype.hasobject:
-        entries = whole.flat if whole.size <= MAX_ENTRIES else ()
+        return _parts_of_function(target, path)
+    if isinstance(target, Tensor):
+        return _parts_of_tensor(target, path)
+    if is_array(target) and target.dtype.hasobject:
+        entries = target.flat if target.size <= MAX_ENTRIES else ()
         return _entries(entries, path)
     if kind in HELD_ATTRIBUTES:
         names = HELD_ATTRIBUTES[kind]
-        return (Location(f"{path}.{name}", path, getattr(whole, name)) for name in names)
+        return (Location(f"{path}.{name}", path, getattr(target, name)) for name in names)
     if kind is types.MappingProxyType:
-        return iter([Location(f"{path}.<mapping>", path, gc.get_referents(whole)[0])])
-    if isinstance(whole, weakref.ref):
-        return iter([Location(f"{path}()", path, weakref.ref.__call__(whole))])
+        return iter([Location(f"{path}.<mapping>", path, gc.get_referents(target)[0])])
+    if isinstance(target, weakref.ref):
+        return iter([Location(f"{path}()", path, weakref.ref.__call__(target))])
     if kind is contextvars.ContextVar:
-        namespace = AssigningNamespace(whole.set)
-        return iter([Location(f"{path}.get()", path, whole.get(None), namespace)])
-    return _parts_of_instance(whole, path)
+        namespace = AssigningNamespace(target.set)
+        return iter([Location(f"{path}.get()", path, target.get(None), namespace)])
+    return _parts_of_instance(target, path)
 
 
 def refill(container: Any, base: Any, contents: Any) -> None:
-    """Replaces the contents of a mutable container, by the methods of its built-in base class."""
+    """Replaces the contents of a mutable container with the methods of its built-in base class."""
     base.clear(container)
     if issubclass(base, (dict, set)):
         base.update(container, contents)
@@ -97,7 +98,7 @@ def refill(container: Any, base: Any, contents: Any) -> None:
 
 
 def _entries(container: Any, path: str) -> Iterator[Location]:
-    """Yields the entries of a container; their order and number are its own state."""
+    """Yields the entries of a container; order and number belong to the contents of the container."""
     if isinstance(container, dict):
         for idx, (key, value) in enumerate(container.items()):
             yield Location(f"{path}[{_label_of(key, idx)}]", path, value)
@@ -107,7 +108,10 @@ def _entries(container: Any, path: str) -> Iterator[Location]:
 
 
 def _label_of(key: Any, idx: int) -> str:
-    """Returns how a key is written in a path; keys of classes with code of their own, by position."""
+    """Returns the label of a key in a path; keys of arbitrary classes are labeled by position.
+
+    The `repr` of such a key would run code of its class.
+    """
     if type(key) in PLAIN_TYPES:
         return repr(key)
     if isinstance(key, Enum):
@@ -117,34 +121,34 @@ def _label_of(key: Any, idx: int) -> str:
     return f"key {idx}, a {type(key).__name__}"
 
 
-def _parts_of_instance(whole: Any, path: str) -> Iterator[Location]:
-    if isinstance(whole, nn.Module):
-        yield from _parts_of_module(whole, path)
-    elif isinstance(whole, torch.optim.Optimizer):
-        yield from attributes_in(whole, path, _attributes_of_optimizers())
-        yield from _hooks(whole, path, _attributes_of_optimizers())
-    elif isinstance(whole, torch.utils.data.DataLoader):
-        yield from attributes_in(whole, path, _ATTRIBUTES_OF_LOADERS)
+def _parts_of_instance(instance: Any, path: str) -> Iterator[Location]:
+    if isinstance(instance, nn.Module):
+        yield from _parts_of_module(instance, path)
+    elif isinstance(instance, torch.optim.Optimizer):
+        yield from attributes_in(instance, path, _attributes_of_optimizers())
+        yield from _hooks(instance, path, _attributes_of_optimizers())
+    elif isinstance(instance, torch.utils.data.DataLoader):
+        yield from attributes_in(instance, path, _ATTRIBUTES_OF_LOADERS)
     else:
-        yield from attributes_in(whole, path)
-    yield from _contents(whole, path)
-    for base in type(whole).__mro__:
+        yield from attributes_in(instance, path)
+    yield from _contents(instance, path)
+    for base in type(instance).__mro__:
         if is_own_code(base.__module__):
             yield _class_location(base, path)
 
 
-def _contents(whole: Any, path: str) -> Iterator[Location]:
+def _contents(instance: Any, path: str) -> Iterator[Location]:
     """Yields the contents of an instance of a subclass of a container, as a built-in container."""
     for base in _CONTAINER_BASES:
-        if isinstance(whole, base):
-            entries = base.items(whole) if issubclass(base, dict) else base.__iter__(whole)
-            namespace = AssigningNamespace(functools.partial(refill, whole, base))
+        if isinstance(instance, base):
+            entries = base.items(instance) if issubclass(base, dict) else base.__iter__(instance)
+            namespace = AssigningNamespace(functools.partial(refill, instance, base))
             yield Location(f"{path}[:]", path, base(entries), namespace)
             return
 
 
 def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
-    """Yields the state that `state_dict` leaves out, tensors, hooks and submodules."""
+    """Yields a module's attributes that aren't in its `state_dict`, and its tensors, hooks and submodules."""
     is_compiled = type(module).__name__ == "OptimizedModule"
     if not is_compiled:
         state_names = getattr(module, "_defaults", ())  # the state of a torchmetrics metric
@@ -157,15 +161,15 @@ def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
     yield from _hooks(module, path, _ATTRIBUTES_OF_MODULES)
     for name, submodule in module._modules.items():
         if submodule is not None:
-            # A compiled module has the paths of the plain module.
+            # A compiled module has the same paths as the module before compilation.
             yield Location(path if is_compiled else f"{path}.{name}", path, submodule)
 
 
-def _hooks(whole: Any, path: str, names: Collection[str]) -> Iterator[Location]:
-    """Yields the functions that are registered at a module or an optimizer, and called in training."""
+def _hooks(owner: Any, path: str, names: Collection[str]) -> Iterator[Location]:
+    """Yields the hooks of a module or an optimizer that are called during training."""
     for name in sorted(names):
-        registry = vars(whole).get(name)
-        # FSDP2 registers those of `state_dict` with the first batch.
+        registry = vars(owner).get(name)
+        # FSDP2 registers hooks for `state_dict` at the first batch, which would count as a change.
         is_for_training = "hook" in name and "state_dict" not in name
         if isinstance(registry, dict) and is_for_training:
             yield from _numbered(registry, f"{path}.{name}", path)
@@ -178,7 +182,7 @@ def _parts_of_tensor(tensor: Tensor, path: str) -> Iterator[Location]:
 
 
 def _numbered(registry: Mapping[Any, Any], path: str, owner: str) -> Iterator[Location]:
-    """Yields hooks by their order: the keys count up in the whole process."""
+    """Yields hooks numbered by order, since torch's keys come from a counter of the whole process."""
     for idx, hook in enumerate(registry.values()):
         yield Location(f"{path}[{idx}]", owner, hook)
 
@@ -189,7 +193,7 @@ def _parts_of_function(function: types.FunctionType, path: str) -> Iterator[Loca
 
 
 def _closure(function: types.FunctionType, path: str) -> Iterator[Location]:
-    """Yields cells, attributes and default arguments of a function."""
+    """Yields the cells, attributes and default arguments of a function."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         try:

@@ -1,4 +1,4 @@
-"""Tensors in a checkpoint: values with their memory format, and which tensors and arrays share memory."""
+"""Tensors in checkpoints: their values and memory formats, and tensors and arrays that share memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eventloop.errors import a
 from eventloop.object_state.entering import is_array
 from eventloop.object_state.not_savable import NotSavableError
 
-# A larger value is data or a cache, which a checkpoint of every epoch isn't made for.
+# A larger value is probably data or a cache, and would be written with every checkpoint.
 MAX_BYTES = 64 * 1024**2
 
 
@@ -22,7 +22,7 @@ def encode_tensor(tensor: Tensor) -> dict[str, Any]:
     """Returns a copy of a tensor, with its memory format.
 
     Raises:
-        NotSavableError: it isn't dense, or a part of a tensor that is spread over ranks.
+        NotSavableError: the tensor isn't dense, is sharded over ranks, or is too large.
     """
     if not is_plain_tensor(tensor):
         raise NotSavableError(f"it holds {a(type(tensor).__name__)} of {tensor.layout}")
@@ -43,7 +43,7 @@ def new_tensor(nest: Mapping[str, Any], device: torch.device) -> Tensor:
     """Returns a new tensor with saved values.
 
     Args:
-        device: of a tensor that wasn't on the host.
+        device: the device for a tensor that wasn't on the host.
     """
     device = torch.device("cpu") if nest["is_on_host"] else device
     tensor = laid_out(nest["values"], nest["strides"], device)
@@ -57,7 +57,7 @@ def fill_tensor(tensor: Tensor, nest: Mapping[str, Any]) -> None:
     is_alike = tensor.shape == values.shape and tensor.dtype == values.dtype
     if is_alike and tensor.stride() == strides and 0 not in strides:
         tensor.detach().copy_(values)
-    else:  # expanded, or an assignment to `tensor.data` had changed it
+    else:  # the tensor is expanded, or the run had changed it by assigning `tensor.data`
         tensor.data = laid_out(values, strides, tensor.device)
 
 
@@ -65,7 +65,7 @@ def laid_out(values: Tensor, strides: Sequence[int], device: torch.device) -> Te
     """Returns a copy of a tensor with these strides; contiguous if entries would share memory.
 
     Raises:
-        ValueError: the strides don't suit the shape.
+        ValueError: the strides don't fit the shape.
     """
     if len(strides) != values.ndim or any(stride < 0 for stride in strides):
         raise ValueError(f"{strides} aren't strides of a tensor of shape {tuple(values.shape)}")
@@ -81,7 +81,7 @@ def laid_out(values: Tensor, strides: Sequence[int], device: torch.device) -> Te
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:
-    """Returns whether a tensor's entries are values in rows of the same length, all on this rank."""
+    """Returns whether a tensor is dense, with all its values in memory on this rank."""
     if not _has_plain_memory(tensor):
         return False
     return not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
@@ -93,7 +93,11 @@ def _has_plain_memory(tensor: Tensor) -> bool:
 
 
 def encode_view(view: Any, base: Any) -> dict[str, Any]:
-    """Returns where a tensor lies in the memory of another, which is encoded already."""
+    """Returns the nest of a view: its shape, strides and offset in the memory of the base tensor.
+
+    Args:
+        base: the nest of the base tensor.
+    """
     if not isinstance(view, Tensor):
         raise NotSavableError("it shares the memory of another array or tensor")
     return {
@@ -106,10 +110,10 @@ def encode_view(view: Any, base: Any) -> dict[str, Any]:
 
 
 def new_view(nest: Mapping[str, Any], base: Any) -> Tensor:
-    """Returns a tensor in the memory of another.
+    """Returns a tensor that is a view of the base tensor's memory.
 
     Raises:
-        RuntimeError: it would lie beyond that memory.
+        RuntimeError: the view would exceed the memory.
     """
     if not isinstance(base, Tensor) or not _has_plain_memory(base):
         raise NotSavableError(f"a view of {a(type(base).__name__)} isn't saved")
@@ -124,11 +128,11 @@ def _whole_memory(tensor: Tensor) -> Tensor:
 
 
 class SharedMemory:
-    """Which tensors and arrays share memory.
+    """Finds tensors and arrays that share memory.
 
     Args:
-        objects: all that are in use; others among them are ignored.
-        built: those that a new process has, too.
+        objects: all objects in use; objects other than tensors and arrays are ignored.
+        built: the objects that a new process builds again.
     """
 
     def __init__(self, objects: Iterable[Any], built: Iterable[Any]) -> None:
@@ -139,8 +143,8 @@ class SharedMemory:
         self._bases: dict[int, Tensor] = {}
 
     def base_of(self, value: Any) -> Tensor | None:
-        """Returns a tensor with the memory of a new tensor, if the memory is in use elsewhere."""
-        if self._groups is None:  # made late: most saves have no new tensor
+        """Returns a tensor for the whole memory of `value` if other objects share it, else None."""
+        if self._groups is None:  # computed only now, since most saves have no new tensor
             self._groups = self._grouped()
             self._built_ids = set(map(id, self._built))
         address = _address(value)
@@ -171,7 +175,7 @@ class SharedMemory:
 
 
 def _address(value: Any) -> int | None:
-    """Returns where the memory of a tensor or an array begins; None of anything else."""
+    """Returns the address of the memory of a tensor or an array; None for other objects."""
     if isinstance(value, Tensor):
         return value.untyped_storage().data_ptr() or None if _has_plain_memory(value) else None
     if not is_array(value):

@@ -1,4 +1,4 @@
-"""Facts about tensors that are values: shapes, devices, dtypes, layouts, memory formats."""
+"""Encodes shapes, devices, dtypes, layouts and memory formats of torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from eventloop.devices import kind_of
 from eventloop.object_state.not_savable import NotSavableError
 
-# Equal if they are written alike: torch makes a new object each time one is read.
+# Compared by equality, not by identity: torch creates a new `Size` or `device` at each access.
 TORCH_VALUES = frozenset({torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format})
 _CONSTANTS = {str(value): value for value in vars(torch).values() if type(value) in TORCH_VALUES}
 
 
 def encode_torch_value(value: Any) -> dict[str, Any]:
-    """Returns a value of one of `TORCH_VALUES` as a nest."""
+    """Returns the nest of a value whose type is in `TORCH_VALUES`."""
     if isinstance(value, torch.Size):
         return {"kind": "size", "items": list(value)}
     if isinstance(value, torch.device):
@@ -28,7 +28,7 @@ def decode_torch_value(nest: Any, device: torch.device) -> Any:
     """Returns the value of a nest.
 
     Args:
-        device: of the run; the saved one may have been another.
+        device: the device of this run, which replaces a saved accelerator.
 
     Raises:
         NotSavableError: torch has no such value.

@@ -1,6 +1,6 @@
-"""Values as nests of plain values and tensors, as a checkpoint has them; `decoding` is the inverse.
+"""Encodes values as nests of plain values and tensors for checkpoints; `decoding` is the inverse.
 
-A plain value is its own nest. Any other nest is a dict with the key `kind`.
+The nest of a plain value is the value itself. Any other nest is a dict with the key `kind`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ FACTORIES: dict[str, Any] = {
     kind.__name__: kind for kind in (list, dict, set, int, float, bool, str, deque, Counter)
 }
 _INT64 = 2**63
-# Longer lists of numbers are saved as a tensor.
-_LONG = 32
+# Longer lists of numbers are saved as a tensor, which is smaller and faster to save.
+_MAX_LIST_LENGTH = 32
 
 
 class Encoder:
-    """Encodes values. An object that occurs again is encoded as a reference.
+    """Encodes values. If an object occurs again, it is encoded as a reference.
 
     Args:
-        path_of: returns the path of an object that a new process builds again, by the object's
-            identity; None of any other.
-        class_names: the names of classes whose instances a new process has; None for any class.
+        path_of: takes the id of an object; returns its path if a new process builds the object again,
+            else None.
+        class_names: the names of enums and named tuples that a new process knows; None for any class.
         base_of: returns the tensor whose memory a tensor or an array shares with other objects.
     """
 
@@ -79,12 +79,13 @@ class Encoder:
         """Returns a value as a nest.
 
         Raises:
-            NotSavableError: it, or an entry of it, is of a type that can't be saved.
+            NotSavableError: the value or an entry has a type that can't be saved.
         """
         if type(value) is complex:
             return {"kind": "complex", "parts": [value.real, value.imag]}
+        # An int that is the id of an object, for example a key of a cache by `id(...)`.
         if type(value) is int and (path := self._path_of(value)) is not None:
-            return {"kind": "identity", "path": path}  # a key of a cache by id(...), say
+            return {"kind": "identity", "path": path}
         if type(value) in PLAIN_TYPES:
             return value
         if (path := self._path_of(id(value))) is not None:
@@ -99,7 +100,7 @@ class Encoder:
         return {**self._encode_new(value, depth), "number": number}
 
     def encode_contents(self, value: Any, depth: int = 0) -> Encoded:
-        """Returns what an object holds, as a nest; raises NotSavableError."""
+        """Returns the contents of an object as a nest; raises NotSavableError."""
         kind = type(value)
         if kind in CONTAINER_TYPES:
             return self._encode_container(value, depth)
@@ -131,7 +132,7 @@ class Encoder:
         return self._encode_iterator(value, depth)
 
     def _encode_new(self, value: Any, depth: int) -> Encoded:
-        """Returns an object that a new process has to make, as a nest; raises NotSavableError."""
+        """Returns the nest of an object that a new process has to create; raises NotSavableError."""
         kind = type(value)
         if isinstance(value, Tensor) or is_array(value):
             base = self._base_of(value)
@@ -144,8 +145,8 @@ class Encoder:
             or (is_array(value) and kind is not sys.modules["numpy"].ndarray)
         ):
             raise NotSavableError(
-                f"it holds {a(full_name(kind))} that the run has made; make it in the task, and "
-                "let the run change its state"
+                f"it holds {a(full_name(kind))} that was created during the run; create it in the task, "
+                "and let the run change its state"
             )
         nest = self.encode_contents(value, depth)
         if kind is defaultdict:
@@ -158,7 +159,8 @@ class Encoder:
                 return name
         if self._class_names is not None:
             raise NotSavableError(
-                "it holds a defaultdict with a factory function, made by the run; make it in the task"
+                "it holds a defaultdict with a factory function that was created during the run; "
+                "create it in the task"
             )
         return None
 
@@ -166,8 +168,8 @@ class Encoder:
         name = class_name(kind)
         if self._class_names is not None and name not in self._class_names:
             raise NotSavableError(
-                f"it holds {a(full_name(kind))}, and nothing that the task builds has one, by which "
-                "a resumed run would find the class"
+                f"it holds {a(full_name(kind))}, but a resumed run can't find this class, since no "
+                "object that the task builds has an instance of it"
             )
         return name
 
@@ -187,7 +189,7 @@ class Encoder:
 
     def _items(self, entries: Any, depth: int) -> Encoded:
         entries = list(entries)
-        if len(entries) > _LONG:
+        if len(entries) > _MAX_LIST_LENGTH:
             kinds = set(map(type, entries))
             are_small = kinds == {int} and min(entries) >= -_INT64 and max(entries) < _INT64
             if are_small and not any(map(self._path_of, entries)):
@@ -213,16 +215,16 @@ class Encoder:
             sequence, position = position_of(value)
             over = self.encode(sequence, depth + 1)
             return {"kind": "iterator", "over": over, "position": position}
-        raise NotSavableError(f"it holds {a(full_name(kind))}, of which nothing can be saved")
+        raise NotSavableError(f"it holds {a(full_name(kind))}, which can't be saved")
 
 
 def class_name(kind: type) -> str:
-    """Returns the name by which a class is looked up among those that the task uses."""
+    """Returns the name of a class, which is looked up among the classes that the task uses."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def plain_array(values: Any) -> Any:
-    """Returns the entries of an array of any class, without code of that class."""
+    """Returns a view of an array as a plain NumPy array, without running code of a subclass."""
     numpy = sys.modules["numpy"]
     return numpy.ndarray.view(values, numpy.ndarray)
 

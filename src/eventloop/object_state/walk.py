@@ -1,4 +1,4 @@
-"""A walk over an object graph. No property, `__getattr__` or other code of the objects runs."""
+"""Walks over an object graph without running properties, `__getattr__` or other code of the objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eventloop.object_state.entering import PLAIN_TYPES, has_identity, is_entere
 from eventloop.object_state.parts import locations_in
 from eventloop.rng import objects_of_global_generators
 
-# A walk over so many takes half a second, and each checkpoint takes one.
+# A walk over this many objects takes half a second, and each checkpoint needs a walk.
 MAX_OBJECTS = 20_000
 
 
@@ -20,9 +20,9 @@ class Walk(NamedTuple):
     """The result of a walk.
 
     Attributes:
-        locations: by path, those near the roots first.
-        objects: by path, all that were entered and all that can be changed in place.
-        beyond: locations that weren't visited, because more than `MAX_OBJECTS` were entered.
+        locations: the visited locations by path, those near the roots first.
+        objects: all objects that were entered or can be changed in place, by path.
+        beyond: locations that weren't visited, because `MAX_OBJECTS` objects had been entered.
     """
 
     locations: dict[str, Location]
@@ -31,7 +31,7 @@ class Walk(NamedTuple):
 
 
 def where_most_are(paths: Collection[str]) -> str:
-    """Returns the longest path that more than half of these paths begin with."""
+    """Returns the longest path with which more than half of the paths begin."""
     steps = [re.findall(r"\[[^\]]*\]|[.:]?[^.:\[]+", path) for path in paths]
     prefix: list[str] = []
     while steps:
@@ -44,36 +44,37 @@ def where_most_are(paths: Collection[str]) -> str:
 
 
 def walk(
-    roots: Mapping[str, Any], apart: Collection[int] = (), paths: Mapping[int, str] | None = None
+    roots: Mapping[str, Any], excluded: Collection[int] = (), paths: Mapping[int, str] | None = None
 ) -> Walk:
-    """Visits each object once, the nearest first.
+    """Visits each object once, breadth first.
 
     Args:
-        roots: objects by name; names begin the paths.
-        apart: identities of objects that aren't entered, unless they are roots.
-        paths: by identity, of objects that keep their path wherever they are now.
+        roots: objects by name; paths begin with the names.
+        excluded: ids of objects that aren't entered unless they are roots.
+        paths: known paths by the objects' ids; these objects keep their paths wherever they are found.
     """
     paths = paths or {}
     locations: dict[str, Location] = {}
     objects: dict[str, Any] = {}
-    # A bound method, `random.random` for example, leads to these. Other parts of a checkpoint have them.
-    seen = set(map(id, objects_of_global_generators()))
-    apart = set(apart) - set(map(id, roots.values()))
+    # Not the global generators, which are saved in another part of a checkpoint. A bound method such as
+    # `random.random` leads to them.
+    visited = set(map(id, objects_of_global_generators()))
+    excluded = set(excluded) - set(map(id, roots.values()))
     waiting = deque(Location(name, "", root) for name, root in roots.items())
     num_entered = 0
     while waiting and num_entered < MAX_OBJECTS:
         location = waiting.popleft()
         value = location.value
-        homonym = locations.get(location.path)
-        # A compiled module has the path of the plain module.
-        if homonym and homonym.value is not value and location.owner != location.path:
+        existing = locations.get(location.path)
+        # A compiled module has the same path as the module before compilation.
+        if existing and existing.value is not value and location.owner != location.path:
             location = location._replace(path=_unique_path(location.path, locations))
         locations[location.path] = location
-        if type(value) in PLAIN_TYPES or id(value) in seen or id(value) in apart:
+        if type(value) in PLAIN_TYPES or id(value) in visited or id(value) in excluded:
             continue
         enters = is_entered(value)
         if enters or has_identity(value):
-            seen.add(id(value))
+            visited.add(id(value))
             path = paths.get(id(value), location.path)
             objects[path] = value
             if enters:
@@ -83,7 +84,7 @@ def walk(
 
 
 def _unique_path(path: str, locations: Collection[str]) -> str:
-    """Returns a path of its own for a class that a function makes anew, or for a key of a dict."""
+    """Returns a path with a number, for example for classes with the same name, or equal labels of keys."""
     number = 2
     while f"{path}#{number}" in locations:
         number += 1

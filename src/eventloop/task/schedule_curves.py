@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their curves, their rules for metrics, the scheduler that follows both, and ramps."""
+"""Learning-rate schedules: curves, rules for metrics, the scheduler that applies them, and ramps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Course:
-    """A schedule as numbers; all lengths are in one unit, counted from the start of the run.
+    """The numbers of a schedule; all times have the same unit and count from the start of the run.
 
     Args:
-        curve: how the rate falls, a name in `CURVES`, or "inverse_sqrt".
-        unit: what the lengths are counted in.
-        warmup: the end of the warm-up; 0: none.
-        fall: when the rate begins to fall; infinite: never.
-        end: when it stops falling.
+        curve: the shape of the decay: a name in `CURVES`, or "inverse_sqrt".
+        unit: the unit of the times.
+        warmup: the end of the warm-up; 0 for no warm-up.
+        fall: the start of the decay; infinite for no decay.
+        end: the end of the decay.
         final_frac: fraction of the optimizer's rate at the end.
-        start_frac: fraction of it at the start of the warm-up.
-        rise: how it rises, a name in `CURVES`.
+        start_frac: fraction of the optimizer's rate at the start of the warm-up.
+        rise: the shape of the warm-up: a name in `CURVES`.
     """
 
     curve: str
@@ -49,25 +49,25 @@ class Course:
     def factor(self, position: float) -> float:
         """Returns the factor on the optimizer's rate at a position of the run."""
         if position < self.warmup:
-            done = position / self.warmup
+            frac = position / self.warmup
             if self.rise == "linear" and not self.start_frac:
-                return done
-            return 1.0 - (1.0 - self.start_frac) * CURVES[self.rise](done)
+                return frac  # the general formula has rounding errors
+            return 1.0 - (1.0 - self.start_frac) * CURVES[self.rise](frac)
         if self.curve == "inverse_sqrt":
             return math.sqrt(self.warmup / position)
         if position < self.fall:
             return 1.0
         if position >= self.end:
             return self.final_frac
-        left = CURVES[self.curve]((position - self.fall) / (self.end - self.fall))
-        return self.final_frac + (1.0 - self.final_frac) * left
+        remaining = CURVES[self.curve]((position - self.fall) / (self.end - self.fall))
+        return self.final_frac + (1.0 - self.final_frac) * remaining
 
 
-# What is left of the way, 1 to 0, after a share of the time.
+# Each curve falls from 1 to 0 while the share of the time rises from 0 to 1.
 CURVES: Mapping[str, Callable[[float], float]] = {
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-    "linear": lambda done: 1.0 - done,
-    "sqrt": lambda done: 1.0 - math.sqrt(done),
+    "cosine": lambda frac: 0.5 * (1.0 + math.cos(math.pi * frac)),
+    "linear": lambda frac: 1.0 - frac,
+    "sqrt": lambda frac: 1.0 - math.sqrt(frac),
 }
 CURVE_NAMES = (*CURVES, "inverse_sqrt")
 
@@ -96,19 +96,19 @@ class Rule:
         if not 0.0 <= self.final_frac < 1.0:
             raise ValueError(f"final_frac={self.final_frac} is outside 0 to 1")
 
-    def next(self, now: Progress, value: float, batch: int, *, is_higher: bool) -> Progress:
-        """Returns the history with one more evaluation."""
-        if self._is_better(value, now.best, is_higher=is_higher):
-            return Progress(best=value, frac=now.frac, batch=batch)
-        num_bad = now.num_bad + 1
-        frac = now.frac
+    def next(self, progress: Progress, value: float, batch: int, *, is_higher: bool) -> Progress:
+        """Returns the history of the metric after another evaluation."""
+        if self._is_better(value, progress.best, is_higher=is_higher):
+            return Progress(best=value, frac=progress.frac, batch=batch)
+        num_bad = progress.num_bad + 1
+        frac = progress.frac
         if num_bad > self.patience:
             num_bad = 0
             frac = max(frac * self.factor, min(frac, self.final_frac))
-        return Progress(now.best, num_bad, frac, batch)
+        return Progress(progress.best, num_bad, frac, batch)
 
     def _is_better(self, value: float, best: float, *, is_higher: bool) -> bool:
-        """Whether a value is better than the best so far; a NaN never is."""
+        """Returns whether a value is better than the best so far; False for NaN."""
         if math.isinf(best):
             return value > best if is_higher else value < best
         margin = self.threshold * abs(best)
@@ -120,10 +120,10 @@ class Progress:
     """The history of the metric so far.
 
     Args:
-        best: the best value; infinite before the first.
-        num_bad: the number of evaluations since then, or since the rate fell.
-        frac: the fraction of the optimizer's rate.
-        batch: of the last evaluation; -1 before the first.
+        best: the best value; infinite before the first evaluation.
+        num_bad: the number of evaluations since the best value, or since the rate was last reduced.
+        frac: the current fraction of the optimizer's rate.
+        batch: the batch of the latest evaluation; -1 before the first evaluation.
 
     Raises:
         ValueError, TypeError: a value is out of range.
@@ -136,22 +136,22 @@ class Progress:
 
     def __post_init__(self) -> None:
         numbers = (self.num_bad, self.batch)
-        if not 0.0 <= self.frac <= 1.0 or not all(type(one) is int for one in numbers):
+        if not 0.0 <= self.frac <= 1.0 or not all(type(number) is int for number in numbers):
             raise ValueError(f"{self} is not the progress of a metric")
         if not isinstance(self.best, float):
             raise TypeError(f"best is {self.best!r}")
 
 
 class Schedule:
-    """Sets an optimizer's learning rates by the clock; steps, saves and loads as torch's do.
+    """A scheduler with the interface of torch's that computes learning rates from the run's clock.
 
     Each parameter group keeps its initial rate as `initial_lr`.
 
     Args:
-        optimizer: whose rates to set; a rate that is a tensor is changed in place.
-        course: the schedule in numbers.
-        state: of the run; rank 0 warns if training continues at a rate that has fallen to 0.
-        rule: when the rates also fall by a metric, and by how much; None: never.
+        optimizer: the optimizer whose rates are set; a rate that is a tensor is changed in place.
+        course: the numbers of the schedule.
+        state: the state of the run; rank 0 warns if training continues at a rate of 0.
+        rule: reduces the rates according to a metric; None to ignore metrics.
     """
 
     def __init__(
@@ -169,13 +169,14 @@ class Schedule:
 
     def step(self) -> None:
         """Sets the rates for the next batch."""
-        done = position(self._state.clock, self.course.unit, self._state.num_batches)
-        factor = self.course.factor(done) * self._progress.frac
-        if factor == 0.0 and done >= self.course.end:
+        current_position = position(self._state.clock, self.course.unit, self._state.num_batches)
+        factor = self.course.factor(current_position) * self._progress.frac
+        if factor == 0.0 and current_position >= self.course.end:
             self._warn_of_end()
         for group in self.optimizer.param_groups:
             rate = group["lr"]
-            if "initial_lr" not in group:  # here for the first time; a tensor is read this once
+            # Reading a tensor waits for the device, but only at the first step with this group.
+            if "initial_lr" not in group:
                 group["initial_lr"] = float(rate)
             if isinstance(rate, Tensor):
                 rate.fill_(group["initial_lr"] * factor)
@@ -187,7 +188,7 @@ class Schedule:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def begin(self, state: State) -> None:
-        """Looks up the metric of the rule; called after everything was built and loaded.
+        """Looks up the metric of the rule; called after everything is built and loaded.
 
         Raises:
             SettingError: no metric has this name, or it is never computed.
@@ -198,61 +199,70 @@ class Schedule:
         if state.settings.eval_interval is None:
             raise SettingError(
                 f"schedules.plateau follows {self.rule.metric!r}, but eval_interval is not set, so "
-                "that it isn't computed while the run lasts",
-                fix="set eval_interval to 1ep, say",
+                "it isn't computed during the run",
+                fix="set eval_interval, for example to 1ep",
             )
         if math.isnan(self._progress.best):
             self._progress = Progress(best=-math.inf if metric.is_higher else math.inf)
 
     def observe(self, state: State) -> None:
-        """With a rule, records an evaluation; waits for the device. Collective: every rank must call it."""
-        now = self._progress
+        """Applies the rule, if there is one, to the latest evaluation; waits for the device.
+
+        Collective: every rank must call it.
+        """
+        previous_progress = self._progress
         batch = state.clock.batch
         metric = self._followed
-        # Evaluated at the same batch: once more, between two fits.
-        if self.rule is None or metric is None or batch == now.batch:
+        if self.rule is None or metric is None:
+            return
+        # `Trainer.evaluate` between two fits repeats the evaluation of the same batch.
+        if batch == previous_progress.batch:
             return
         value, *_ = state.all_gather(metric.value(state.eval_metrics, "schedules.plateau"))
-        self._progress = self.rule.next(now, value, batch, is_higher=bool(metric.is_higher))
-        if self._progress.best == now.best:  # it wasn't better
+        self._progress = self.rule.next(
+            previous_progress, value, batch, is_higher=bool(metric.is_higher)
+        )
+        has_improved = self._progress.best != previous_progress.best
+        if not has_improved:  # so the rates may have to be reduced
             self.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the course as it was fixed at the start of the run: names and numbers.
+        """Returns the numbers of the schedule as they were fixed at the start of the run.
 
-        Infinite and default values are left out, except two that older checkpoints have. With a
-        rule, it is the entry "course", and the history of the metric is "progress".
+        Infinite and default values are left out, except for two that older checkpoints have. With a
+        rule, the numbers are in the entry "course", and the history of the metric is in "progress".
         """
-        written = ("warmup", "final_frac")
-        defaults = {one.name: one.default for one in dataclasses.fields(Course)}
-        course = {
-            name: value
-            for name, value in dataclasses.asdict(self.course).items()
-            if value != math.inf and (name in written or value != defaults[name])
-        }
+        always_saved = ("warmup", "final_frac")
+        defaults = {field.name: field.default for field in dataclasses.fields(Course)}
+        course = {}
+        for name, value in dataclasses.asdict(self.course).items():
+            is_needed = name in always_saved or value != defaults[name]
+            if is_needed and value != math.inf:  # JSON has no infinity
+                course[name] = value
         if self.rule is None:
             return course
         return {"course": course, "progress": dataclasses.asdict(self._progress)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads the schedule of another run; the rates are in the optimizer's state.
+        """Loads the result of `state_dict`; the rates are in the optimizer's state.
 
         Raises:
-            TaskError: it is not one of these schedules.
+            TaskError: the state isn't a state of `eventloop.schedules`.
             ValueError, TypeError: the history of the metric is out of range.
         """
         progress = self._progress
         if self.rule is not None:
             progress = Progress(**state_dict["progress"])
             state_dict = state_dict["course"]
-        known = state_dict.keys() <= {field.name for field in dataclasses.fields(Course)}
-        curve = state_dict.get("curve")
-        rise = state_dict.get("rise", "linear")
-        if not known or "unit" not in state_dict or rise not in CURVES or curve not in CURVE_NAMES:
+        field_names = {field.name for field in dataclasses.fields(Course)}
+        has_curves = (
+            state_dict.get("curve") in CURVE_NAMES and state_dict.get("rise", "linear") in CURVES
+        )
+        if not state_dict.keys() <= field_names or "unit" not in state_dict or not has_curves:
             raise TaskError(
                 f"the saved state of a scheduler, {', '.join(map(str, state_dict))}, is none of "
                 "eventloop.schedules",
-                fix="resume with the scheduler that the run began with",
+                fix="resume with the scheduler with which the run was started",
             )
         self.course = Course(**state_dict)
         self._progress = progress
@@ -264,12 +274,15 @@ class Schedule:
             self.step()
 
     def _warn_of_end(self) -> None:
-        """Warns once, after a batch was trained at a rate that has fallen to 0."""
+        """Warns once, after a batch was trained at a rate of 0.
+
+        The first call is at the end of the schedule itself, where a run usually ends.
+        """
         if self._has_ended and self._warns:
             self._warns = False
             warnings.warn(
                 f"the learning rate has been 0 since {self.course.end:g}{self.course.unit}, where "
-                "the schedule ends: what is trained beyond changes no weight; give it "
+                "the schedule ends: later batches change no weight; set "
                 "final_frac=0.1, or a duration as long as the run",
                 stacklevel=2,
             )
@@ -278,14 +291,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Ramp:
-    """Rises linearly from 0 to 1 between two times; created with `between`.
+    """A value that rises linearly from 0 to 1 between two times; created with `between`.
 
-    It depends only on the clock, so a resumed run continues exactly, and all ranks agree.
+    It depends only on the clock, so resumed runs continue exactly, and all ranks agree.
 
     Args:
-        unit: of the times.
-        start: 0 until then, counted from the start of the run.
-        end: 1 from then on.
+        unit: the unit of the times.
+        start: the time until which the value is 0, counted from the start of the run.
+        end: the time from which the value is 1.
     """
 
     unit: str
@@ -294,32 +307,34 @@ class Ramp:
 
     @classmethod
     def between(cls, start: Time | str | None, end: Time | str, state: State) -> Self:
-        """Creates the ramp of a run whose length is known: from `after_load` on.
+        """Creates a ramp; needs the length of the run, so call it in `after_load` or later.
 
         Args:
-            start: None: the start of the run. Both can be a fraction of the run, `"0.5dur"`.
+            start: None for the start of the run. Both times can be a fraction of the run, `"0.5dur"`.
 
         Raises:
-            SettingError: a time is a fraction of a run whose length isn't known, the two can't be
-                compared, or `start` isn't before `end`.
+            SettingError: a time is a fraction of a run of unknown length, the times can't be compared,
+                or `start` isn't before `end`.
         """
-        first = None if start is None else Time(start)
-        last = Time(end)
-        if state.duration is None and "dur" in (last.unit, first and first.unit):
+        start_time = None if start is None else Time(start)
+        end_time = Time(end)
+        for time in (end_time, start_time):
+            if state.duration is None and time is not None and time.unit == "dur":
+                raise SettingError(
+                    f"{time} is a fraction of the run, whose max_duration isn't set",
+                    fix='set max_duration, for example max_duration="10ep"',
+                )
+        unit = unit_of(end_time, state)
+        start_length = length_in("start", start_time, unit, state) if start_time else 0.0
+        end_length = length_in("end", end_time, unit, state)
+        if start_length >= end_length:
             raise SettingError(
-                f"{last if last.unit == 'dur' else first} is a fraction of the run, whose "
-                "max_duration isn't set",
-                fix='set max_duration, for example max_duration="10ep"',
+                f"start={start_time} isn't before end={end_time}",
+                fix="set an earlier start or a later end",
             )
-        unit = unit_of(last, state)
-        begin = length_in("start", first, unit, state) if first else 0.0
-        if begin >= (stop := length_in("end", last, unit, state)):
-            raise SettingError(
-                f"start={first} isn't before end={last}", fix="give an earlier start or a later end"
-            )
-        return cls(unit, begin, stop)
+        return cls(unit, start_length, end_length)
 
     def frac(self, state: State | StateView) -> float:
         """Returns the value of the ramp before the next batch, 0 to 1."""
-        done = position(state.clock, self.unit, state.num_batches)
-        return min(1.0, max(0.0, (done - self.start) / (self.end - self.start)))
+        current_position = position(state.clock, self.unit, state.num_batches)
+        return min(1.0, max(0.0, (current_position - self.start) / (self.end - self.start)))

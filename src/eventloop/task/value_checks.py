@@ -34,7 +34,7 @@ def check_values(
     """Checks the values that are modules and functions.
 
     Raises:
-        TypeError: one is of the wrong kind; the message has the line to write.
+        TypeError: a value has the wrong type; the message contains the line to write.
     """
     _check_model(model)
     if isinstance(loss, type):
@@ -43,27 +43,33 @@ def check_values(
             f"write loss={loss.__name__}()"
         )
     _check_maker(optimizer, "optimizer", "model", Optimizer, _OPTIMIZER)
-    for one in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
-        _check_maker(one, "scheduler", "optimizer", LRScheduler, _SCHEDULER)
-    for value, what in ((loss, "loss"), (forward, "forward")):
+    makers = scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]
+    for maker in makers:
+        _check_maker(maker, "scheduler", "optimizer", LRScheduler, _SCHEDULER)
+    for value, argument in ((loss, "loss"), (forward, "forward")):
         if value is not None and not callable(value):
-            raise TypeError(f"Task({what}=...) takes a function, not {value!r}")
+            raise TypeError(f"Task({argument}=...) takes a function, not {value!r}")
 
 
-def argument_meant(name: str, known: Iterable[str]) -> str:
+def argument_meant(name: str, valid_names: Iterable[str]) -> str:
     """Returns the hint for an unknown argument of `Task`: "; the closest is 'model'"."""
     if name in SETTING_NAMES:
         return f"; it is a setting: Trainer(task, {name}=...), or Task(settings={{{name!r}: ...}})"
     if name in SETTINGS:
-        setting, others, description = setting_for(name, "keyword").partition(" with ")
-        return f"; here it is a setting: Trainer(task, {setting}){others}{description}"
-    return known_as(name, {**TRAINER, **TASK}, known)
+        setting, separator, description = setting_for(name, "keyword").partition(" with ")
+        return f"; here it is a setting: Trainer(task, {setting}){separator}{description}"
+    return known_as(name, {**TRAINER, **TASK}, valid_names)
 
 
 def refuse_arguments_of_fit(
-    until: object, others: Sequence[object], unknown: Mapping[str, object]
+    until: object, extra_args: Sequence[object], unknown: Mapping[str, object]
 ) -> None:
-    """Checks the arguments of `Trainer.fit`, which other trainers give the model and the data.
+    """Checks the arguments of `Trainer.fit`; in other frameworks, `fit` takes the model and the data.
+
+    Args:
+        until: the first positional argument.
+        extra_args: further positional arguments.
+        unknown: the keyword arguments that `fit` doesn't have.
 
     Raises:
         TypeError: `until` isn't a time, or there are other arguments.
@@ -73,41 +79,44 @@ def refuse_arguments_of_fit(
         if name in _OF_TASK:
             hint = f"; here it belongs to the task: Trainer(Task({name}=...))"
         raise TypeError(f"fit(...) has no argument {name!r}{hint}")
-    values = [value for value in (until, *others) if value is not None]
+    values = [value for value in (until, *extra_args) if value is not None]
     for value in values:
-        if not isinstance(value, str | Time | int | float):  # `Time` says what a number lacks
+        if not isinstance(value, str | Time | int | float):  # `Time` has the message for a number
             raise TypeError(
                 f"fit(until=...) takes a time such as '2ep', not {a(type(value).__name__)}; model and data "
                 "belong to the task: Trainer(Task(model=..., train_dataloader=...)).fit()"
             )
-    if others:
+    if extra_args:
         raise TypeError("fit(until=...) takes one argument, a time such as '2ep'")
 
 
-def named_optimizers(built: object) -> dict[str, Optimizer]:
-    """Returns optimizers by name; a single one is named after its class.
+def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
+    """Returns optimizers by name; a single optimizer is named after its class.
 
     Raises:
-        TaskError: it is neither an optimizer nor a mapping of optimizers.
+        TaskError: `optimizers` is neither an optimizer nor a mapping of optimizers.
     """
-    if isinstance(built, list | tuple):
-        lists = [part for part in built if isinstance(part, list | tuple)]
-        parts = [*built, *(value for values in lists for value in values)]
+    if isinstance(optimizers, list | tuple):
+        flattened = list(optimizers)
+        for value in optimizers:
+            if isinstance(value, list | tuple):
+                flattened += value
         fix = "name them: optimizer=lambda model: {'body': SGD(...), 'head': AdamW(...)}"
-        if any(
-            isinstance(part, LRScheduler) for part in parts
-        ):  # as of Lightning's configure_optimizers
+        # Lightning's `configure_optimizers` returns lists of optimizers and schedulers.
+        if any(isinstance(value, LRScheduler) for value in flattened):
             fix += f"; schedulers are Task({_SCHEDULER})"
         raise TaskError(
-            f"the task's optimizers are {a(type(built).__name__)} of {len(built)}, without names",
+            f"the task's optimizers are {a(type(optimizers).__name__)} of {len(optimizers)}, without names",
             fix=fix,
         )
-    if built is None:
+    if optimizers is None:
         raise TaskError(
             "the task's optimizer function returned None", fix=f"return it: {_OPTIMIZER}"
         )
     named: Mapping[Any, Any] = (
-        built if isinstance(built, Mapping) else {type(built).__name__.lower(): built}
+        optimizers
+        if isinstance(optimizers, Mapping)
+        else {type(optimizers).__name__.lower(): optimizers}
     )
     for name, optimizer in named.items():
         if not isinstance(optimizer, Optimizer):
@@ -150,7 +159,7 @@ def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
     """Returns a scheduler, if the loop can step it.
 
     Raises:
-        TaskError: it is not a scheduler, or its `step` needs an argument.
+        TaskError: `scheduler` is not a scheduler, or its `step` requires an argument.
     """
     if not callable(getattr(scheduler, "step", None)):
         raise TaskError(
@@ -158,12 +167,13 @@ def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
             "scheduler",
             fix=f"return it: {_SCHEDULER}",
         )
-    if wanted := _required(scheduler.step):
+    required_names = _required(scheduler.step)
+    if required_names:
         raise TaskError(
-            f"{type(scheduler).__name__} wants {', '.join(wanted)} at each step, but the "
-            "loop passes nothing",
-            fix="take scheduler=schedules.plateau(metric='valid/loss'), which follows a metric, or step "
-            "it in an algorithm's `eval_after_all`, with state.eval_metrics at hand",
+            f"{type(scheduler).__name__}.step requires {', '.join(required_names)}, but the loop calls "
+            "it without arguments",
+            fix="use scheduler=schedules.plateau(metric='valid/loss'), which follows a metric, or step "
+            "it in `eval_after_all` of an algorithm, with state.eval_metrics",
         )
     return scheduler
 
@@ -173,44 +183,56 @@ def _check_model(model: object) -> None:
         raise TypeError(
             f"Task(model=...) takes an nn.Module or a function that returns one, not {model!r}"
         )
-    if not isinstance(model, nn.Module) and (wanted := _required(model)):
+    required_names = [] if isinstance(model, nn.Module) else _required(model)
+    if required_names:
         name = getattr(model, "__name__", "make")
-        given = ", ".join(f"{one}=..." for one in wanted)
+        arguments = ", ".join(f"{required}=..." for required in required_names)
         raise TypeError(
-            f"Task(model={name}) is called without arguments, but wants {', '.join(wanted)}: "
-            f"write model=lambda: {name}({given})"
+            f"Task(model={name}) is called without arguments, but requires "
+            f"{', '.join(required_names)}: write model=lambda: {name}({arguments})"
         )
 
 
-def _call(maker: type, wants: str) -> str:
-    """Returns the call that makes an optimizer or a scheduler of a class: `Adam(..., lr=0.001)`."""
+def _call(maker: type, parameter: str) -> str:
+    """Returns the call that creates an optimizer or a scheduler: `Adam(..., lr=0.001)`."""
     parameters = inspect.signature(maker).parameters
-    arguments = ["model.parameters()" if wants == "model" else wants]
+    arguments = ["model.parameters()" if parameter == "model" else parameter]
     arguments += [f"{name}=..." for name in _required(maker)[1:]]
     if "lr" in parameters and "lr=..." not in arguments:
         arguments.append(f"lr={parameters['lr'].default}")
     return f"{maker.__name__}({', '.join(arguments)})"
 
 
-def _check_maker(value: object, what: str, wants: str, makes: type, example: str) -> None:
-    """Checks a function of one value, or a class whose constructor takes only that value."""
+def _check_maker(
+    value: object, argument: str, parameter: str, result_type: type, example: str
+) -> None:
+    """Checks a function with a single parameter, or a class whose constructor has only this parameter.
+
+    Args:
+        argument: the argument of `Task`.
+        parameter: the parameter of the function, "model" or "optimizer".
+        result_type: the class of the function's results.
+        example: the line to write, for messages.
+    """
     if value is None:
         return
     maker = value if isinstance(value, type) else type(value)
-    if issubclass(maker, makes):
-        example = f"{what}=lambda {wants}: {_call(maker, wants)}"
-    if isinstance(value, makes):
+    if issubclass(maker, result_type):
+        example = f"{argument}=lambda {parameter}: {_call(maker, parameter)}"
+    if isinstance(value, result_type):
         raise TypeError(
-            f"Task({what}=...) takes a function of the {wants}, which may be replaced before it "
+            f"Task({argument}=...) takes a function of the {parameter}, which may be replaced before it "
             f"is called, not {a(type(value).__name__)}: write {example}"
         )
     if isinstance(value, list | tuple):
-        raise TypeError(f"Task({what}=...) takes a function, not several without names: {example}")
+        raise TypeError(
+            f"Task({argument}=...) takes a function, not {a(type(value).__name__)}: {example}"
+        )
     if not callable(value):
-        raise TypeError(f"Task({what}=...) takes a function, not {value!r}: write {example}")
+        raise TypeError(f"Task({argument}=...) takes a function, not {value!r}: write {example}")
     if isinstance(value, type) and (issubclass(value, Optimizer) or len(_required(value)) > 1):
         raise TypeError(
-            f"Task({what}={value.__name__}) is a class, not a function of the {wants}: "
+            f"Task({argument}={value.__name__}) is a class, not a function of the {parameter}: "
             f"write {example}"
         )
 
@@ -219,7 +241,11 @@ def _required(function: Callable[..., Any]) -> list[str]:
     """Returns the required parameters; none if the signature can't be read."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # functions written in C have no signature
         return []
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in parameters if one.kind in named and one.default is one.empty]
+    named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in named_kinds and parameter.default is parameter.empty
+    ]

@@ -1,1 +1,1 @@
-"""Training: the default answer to each hook of the loop, and what those answers are made of."""
+"""Training: the default implementation of each hook of the loop, and its building blocks."""

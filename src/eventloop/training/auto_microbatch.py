@@ -1,4 +1,4 @@
-"""`microbatch_size="auto"`: microbatches as large as the memory of every rank allows."""
+"""`microbatch_size="auto"`: the largest microbatches that fit into the memory of every rank."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 class AutoMicrobatch:
-    """Runs a batch again from its start in smaller microbatches where the memory didn't suffice.
+    """Repeats a batch from its start in smaller microbatches if a rank ran out of memory.
 
-    No gradient is exchanged before every rank is through: a failed exchange couldn't be repeated.
+    Gradients are exchanged only after all ranks have finished their passes, since an exchange that
+    failed on one rank couldn't be repeated.
 
     Args:
-        processes: those that train together.
+        processes: the processes that train together.
         accumulate: adds a batch's gradients to `.grad`.
     """
 
@@ -45,10 +46,10 @@ class AutoMicrobatch:
         """Runs all microbatches; returns the batch's mean loss, detached.
 
         Raises:
-            RuntimeError: the memory doesn't suffice for a single sample.
+            RuntimeError: a single sample doesn't fit into memory.
         """
-        saved = ChangedByPasses(state)
-        first_size = state.microbatch_size
+        saved_state = ChangedByPasses(state)
+        initial_size = state.microbatch_size
         state.attempt = 0
         while True:
             loss, error = self._attempt(state, hooks, optimizers, passes)
@@ -56,13 +57,13 @@ class AutoMicrobatch:
                 assert loss is not None
                 self._processes.average(state, optimizers)
                 if state.attempt:
-                    _warn(state, first_size)
+                    _warn(state, initial_size)
                 return loss
             self._shrink(state, error)
-            # What the failed attempt held goes with its exception's frames.
+            # The exception's frames keep the tensors of the failed attempt alive.
             del loss, error
             hooks.zero_grad(state, optimizers)
-            saved.put_back(state)
+            saved_state.put_back(state)
             gc.collect()
             kind_of(state.device).release_memory()
             state.attempt += 1
@@ -84,16 +85,17 @@ class AutoMicrobatch:
         size = min(self._processes.all_gather(size))
         if size == 1:
             reason = error or RuntimeError("another rank is out of memory with one sample")
-            reason.add_note("microbatch_size='auto' has come down to one sample")
+            reason.add_note("microbatch_size='auto' was reduced to one sample")
             raise reason
         state.microbatch_size = max(1, size // 2)
 
 
 class ChangedByPasses:
-    """What a batch changes before its gradients are there: buffers, generators, metrics."""
+    """A copy of the state that the passes over a batch change: buffers, generators, metrics."""
 
     def __init__(self, state: State) -> None:
-        self._buffers = [(one, one.clone()) for one in state.model.buffers() if not is_lazy(one)]
+        buffers = [buffer for buffer in state.model.buffers() if not is_lazy(buffer)]
+        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
         self._generators = KeptGenerators(state.generators().values())
         self._metrics = copy.deepcopy(dict(state.metrics["train"]))
 
@@ -106,9 +108,9 @@ class ChangedByPasses:
         state.metrics = {**state.metrics, "train": copy.deepcopy(self._metrics)}
 
 
-def _warn(state: State, first_size: int | None) -> None:
+def _warn(state: State, initial_size: int | None) -> None:
     if state.rank == 0:
-        size = first_size or state.current_count().samples
+        size = initial_size or state.current_count().samples
         warnings.warn(
             f"out of memory with microbatches of {counted(size, 'sample')}: from batch {state.clock.batch + 1} on "
             f"they have {state.microbatch_size}",

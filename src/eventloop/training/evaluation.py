@@ -1,4 +1,4 @@
-"""Evaluation and prediction, and the modes of modules; the loops are `Loop.evaluate` and `Loop.predict`."""
+"""Helpers of evaluation and prediction, and of modes of modules; the loops are in `loop.py`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
-# By the loader that was given: another copy would start its workers, which stay, once more.
+# Copies of data loaders with persistent workers, by the task's loader. With a new copy for every
+# evaluation, all the workers would be started again.
 _copies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @contextmanager
 def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
-    """Puts the model into evaluation mode, without gradients.
+    """Puts the model into evaluation mode and disables gradients, within the block.
 
-    What is logged inside of it is dropped, unless `logs`. Afterwards, also after an exception, every
-    module is in the mode in which it was (a frozen batch norm stays frozen), the global random
-    generators have their earlier state, and the State holds no batch.
+    Afterwards, also after an exception, every module has its previous mode (a frozen batch norm stays
+    frozen), the global random generators have their previous states, and the State has no batch.
+
+    Args:
+        logs: whether numbers that are logged within the block count; otherwise they are discarded.
     """
-    state.microbatch = None  # a fit that failed may have left one
+    state.microbatch = None  # a fit that raised may have left a microbatch
     was_logging = state.is_logging
     state.is_logging = logs
     try:
@@ -57,7 +60,7 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode; afterwards every module is in the mode in which it was."""
+    """Puts a model into evaluation mode; afterwards every module has its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -65,24 +68,26 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             if training and type(module).train is not nn.Module.train:
-                module.train()  # may undo what `eval` did: LoRA takes its update out of the weights
+                # An override may do more than set the flag: LoRA merges its update into the weights in
+                # `eval`, and takes it out again in `train`.
+                module.train()
         for module, training in modes:
             module.training = training
 
 
 class TrainingMode:
-    """Puts a model into training mode at each fit, except for what was left in evaluation mode.
+    """Puts a model into training mode at each fit, except for modules that stay in evaluation mode.
 
-    A module in evaluation mode below a model in training mode is so on purpose, a frozen batch norm
-    for example. A model that is in evaluation mode itself, as pretrained ones are when loaded, is put
-    into training mode as a whole.
+    A submodule in evaluation mode in a model in training mode was put there on purpose, for example a
+    frozen batch norm. A model that is in evaluation mode itself, as pretrained models are after
+    loading, is put into training mode as a whole.
     """
 
     def __init__(self) -> None:
         self._modules_in_eval: list[nn.Module] = []
 
     def enter(self, state: State) -> None:
-        """Puts the model into training mode; also after a caller has evaluated it between fits."""
+        """Puts the model into training mode, also if the caller used `model.eval()` between fits."""
         if not state.model.training:
             state.wrapped_model.train()
             for module in self._modules_in_eval:
@@ -95,10 +100,10 @@ class TrainingMode:
 
 
 def evaluation_mode_note(model: nn.Module) -> str:
-    """Returns a line about modules that stay in evaluation mode while the model trains; "" for none.
+    """Returns a line about modules that stay in evaluation mode during training; "" if there are none.
 
-    Only the outermost ones are named. A model that is in evaluation mode itself has none: a fit puts
-    it into training mode as a whole.
+    Names only the outermost modules. Returns "" for a model that is in evaluation mode itself, since a
+    fit puts it into training mode as a whole.
     """
     if not model.training:
         return ""
@@ -106,53 +111,56 @@ def evaluation_mode_note(model: nn.Module) -> str:
     if not evaluating:
         return ""
     outermost: list[str] = []
-    for name in evaluating:  # a module comes before those below it
+    for name in evaluating:  # `named_modules` yields a module before its submodules
         if not outermost or not name.startswith(f"{outermost[-1]}."):
             outermost.append(name)
     verb = "stays" if len(evaluating) == 1 else "stay"
     return (
         f"{counted(len(evaluating), 'module')} {verb} in evaluation mode: {first_of(outermost)}; to train with "
-        "dropout and the batch statistics of batch norms, call .train() on the model when it is made"
+        "dropout and the batch statistics of batch norms, call .train() on the model when it is created"
     )
 
 
 def is_due(interval: Time | None, state: State) -> bool:
-    """Returns whether to evaluate now: at each interval, and at the end of the fit."""
+    """Returns whether an evaluation is due: at each interval, and at the end of the fit."""
     clock = state.clock
     return interval is not None and (clock.crossed(interval) or clock.reached(state.until))
 
 
-def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
-    """Yields a data loader's batches, of `Microbatches` each part.
+def batches_of(dataloader: Any, description: str) -> Iterator[Any]:
+    """Yields the batches of a data loader; for `Microbatches`, each of the parts.
+
+    Args:
+        description: the data loader's name in messages: "eval data loader 'test'".
 
     Raises:
-        TaskError: there is none, or fewer than its length.
+        TaskError: the data loader yields no batch, or fewer than its length says.
     """
     num_batches = 0
-    batches = iterate(_read_from(dataloader))
+    batches = iterate(_loader_to_read(dataloader))
     while True:
         try:
             batch = next(batches)
         except StopIteration as error:
             length = loader_of(dataloader).num_batches or 0
             if num_batches < length:
-                raise too_few(what, num_batches, length) from error
+                raise too_few(description, num_batches, length) from error
             break
         except Exception as error:
-            error.add_note(f"raised by the {what}, at its batch {num_batches + 1}")
+            error.add_note(f"raised by the {description}, at its batch {num_batches + 1}")
             raise
         num_batches += 1
         yield from microbatches_of(batch)
     if not num_batches:
         raise TaskError(
-            f"the {what} yielded no batch",
-            fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
-            "generator is used up after one pass",
+            f"the {description} yielded no batch",
+            fix="provide data; drop_last=True drops a data set that is smaller than a batch, and a "
+            "generator is exhausted after one pass",
         )
 
 
-def _read_from(dataloader: Any) -> Any:
-    """Returns what to take batches from; of a loader whose workers stay always the same."""
+def _loader_to_read(dataloader: Any) -> Any:
+    """Returns the loader to iterate: always the same copy of a loader with persistent workers."""
     copy = _copies.get(dataloader) if isinstance(dataloader, DataLoader) else None
     if copy is None:
         copy = loader_of(dataloader).for_evaluation()
@@ -162,7 +170,7 @@ def _read_from(dataloader: Any) -> Any:
 
 
 def results_of(metrics: Mapping[str, Metric], logged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the results of an eval set: of its metrics, and of what was logged by other names."""
+    """Returns the results of an eval set: its metrics, and numbers logged under other names."""
     results = compute(metrics)
     return results | {name: value for name, value in logged.items() if name not in results}
 
@@ -170,11 +178,11 @@ def results_of(metrics: Mapping[str, Metric], logged: Mapping[str, Tensor]) -> d
 def try_evaluation(
     hooks: Plans, state: State, move: Callable[[Any], Any], num_batches: int
 ) -> None:
-    """Evaluates a few batches of each eval data loader with its own metrics; fires no event.
+    """Evaluates a few batches of each eval data loader, with fresh metrics and without events.
 
     Args:
         move: copies a batch to the device.
-        num_batches: of each data loader, at most.
+        num_batches: the maximum number of batches of each data loader.
     """
     with evaluation_mode(state):
         for name, dataloader in state.eval_dataloaders.items():

@@ -1,4 +1,4 @@
-"""Inputs that a model or a loss failed on: noted on the exception of a pass, or tried outside of the loop."""
+"""Inputs on which a model or a loss fails: notes on exceptions, and trial calls outside the loop."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from eventloop.training.evaluation import in_eval_mode
 if TYPE_CHECKING:
     from eventloop.state import State
 
-# The actions whose owners are given a batch, or the outputs for one.
+# The actions whose implementations use a batch or the outputs for a batch.
 INPUT_ACTIONS = ("forward", "eval_forward", "predict_forward", "loss")
 
 
-def note_input(error: BaseException, what: str, state: State) -> None:
-    """Notes on an exception what a pass was given, at which batch; once, on what isn't our own.
+def note_input(error: BaseException, subject: str, state: State) -> None:
+    """Adds a note to an exception with the shapes that a function received, and the batch.
+
+    An exception gets at most one such note; eventloop's errors get none, as they name their cause.
 
     Args:
-        what: forward, loss, or a metric.
+        subject: "forward", "loss", or the name of a metric.
     """
-    is_own = isinstance(error, EventloopError) or not isinstance(error, Exception)
-    if is_own or notes_of(error, "given"):
+    has_cause = isinstance(error, EventloopError) or not isinstance(error, Exception)
+    if has_cause or notes_of(error, "given"):
         return
     inputs = f"outputs {shapes(state.outputs)}, targets {shapes(state.targets)}"
-    if what.endswith("forward"):
+    if subject.endswith("forward"):
         batch = state.batch if state.microbatch is None else state.microbatch
         inputs = f"a batch of {shapes(batch)}"
-    fix = _fix_for_outputs(error, state.outputs) if what == "loss" else ""
-    error.add_note(Note(f"{what} was given {inputs}; {_moment(state)}{fix}", "given"))
+    fix = _fix_for_outputs(error, state.outputs) if subject == "loss" else ""
+    error.add_note(Note(f"{subject} was given {inputs}; {_moment(state)}{fix}", "given"))
 
 
 def _fix_for_outputs(error: BaseException, outputs: object) -> str:
-    """Returns how to give a loss a tensor, where it refused several values of a model; "" otherwise."""
-    if type(outputs).__name__ not in str(
-        error
-    ):  # a loss may take several, and fail on something else
+    """Returns a fix if a loss failed because the model returned several values; "" otherwise."""
+    # A loss may accept several values and fail for another reason; then the message doesn't name
+    # their type.
+    if type(outputs).__name__ not in str(error):
         return ""
     if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], Tensor):
         line = "model(inputs)[0]"
@@ -55,7 +57,7 @@ def _fix_for_outputs(error: BaseException, outputs: object) -> str:
         reason = "the model returns a mapping"
     else:
         return ""
-    return f"\n  fix  {reason}: give the loss its input, Task(forward=lambda model, inputs: {line})"
+    return f"\n  fix  {reason}: select the input of the loss, Task(forward=lambda model, inputs: {line})"
 
 
 def _moment(state: State) -> str:
@@ -63,38 +65,40 @@ def _moment(state: State) -> str:
         return f"batch {state.eval_batch_idx + 1} of the eval set {state.eval_name!r}"
     if state.microbatch is None:
         return "in a prediction"
-    part = f", microbatch {state.microbatch_idx + 1} of {state.num_microbatches}"
-    several = part if state.num_microbatches > 1 else ""
-    return f"epoch {state.clock.epoch + 1}, batch {state.clock.batch + 1}{several}"
+    moment = f"epoch {state.clock.epoch + 1}, batch {state.clock.batch + 1}"
+    if state.num_microbatches > 1:
+        moment += f", microbatch {state.microbatch_idx + 1} of {state.num_microbatches}"
+    return moment
 
 
 def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:
-    """Calls a model with smaller inputs, then with whole ones; returns what it raises, or None.
+    """Calls a model with smaller inputs, then with whole inputs; returns the exception, or None.
 
-    Returns None, too, if the model can't be called with whole inputs alone, as it may need other
-    arguments from the task.
+    Also returns None if a call with only the whole inputs raises, since the model may then need other
+    arguments that the task passes.
 
-    The model runs in evaluation mode and without gradients. Afterwards every module has its former
-    mode, lazy modules are lazy, and the global RNG states are unchanged. Waits for the device; call
-    it before training, for example in `unsuitable`.
+    The model runs in evaluation mode and without gradients. Afterwards every module has its previous
+    mode, lazy modules are still lazy, and the global RNG states are unchanged. Waits for the device;
+    call it before training, for example in `unsuitable`.
 
     Args:
-        smaller, whole: inputs, passed as the only argument; a mapping as keyword arguments. In
-            training, too, whole ones come later: lazy modules are initialised by the first inputs.
+        smaller, whole: inputs, passed as the only argument; a mapping is passed as keyword arguments.
+            The whole inputs come second, as in training: the first inputs initialize lazy modules.
     """
-    refused = _raised(model, smaller, whole)
-    if refused is None or _raised(model, whole) is not None:
+    error = _exception_of_calls(model, smaller, whole)
+    if error is None or _exception_of_calls(model, whole) is not None:
         return None
-    return refused
+    return error
 
 
-def _raised(model: nn.Module, *calls: Any) -> Exception | None:
+def _exception_of_calls(model: nn.Module, *calls: Any) -> Exception | None:
     try:
+        # The first call of a lazy model creates its parameters for good, so call a copy.
         if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
             model = copy.deepcopy(model)
         with in_eval_mode(model), torch.no_grad(), kept_generators():
             for inputs in calls:
                 model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    except Exception as error:  # noqa: BLE001  what it is, the caller asks
+    except Exception as error:  # noqa: BLE001  the caller inspects the exception
         return error
     return None

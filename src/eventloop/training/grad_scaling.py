@@ -1,6 +1,6 @@
-"""Scaling of the loss, so that the gradients of fp16 neither vanish nor overflow unseen.
+"""Loss scaling, so that fp16 gradients don't vanish, and steps with overflowed gradients are skipped.
 
-One object for the precisions that need none, one for fp16, with the same methods.
+`Scaled` is for fp16, `Unscaled` for all other precisions; both have the same methods.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 MOST_SKIPPED = 1_000
-# One over it is finite in float32. Halved on and on, the scale would reach 0, and gradients of 0
-# divided by it aren't overflow to torch, but NaN in the weights.
+# Its inverse is finite in float32. If the scale were halved down to 0, gradients of 0 would become NaN
+# when they are unscaled, and torch wouldn't count this as overflow.
 SMALLEST_SCALE = 2.0**-100
 
 
@@ -54,12 +54,10 @@ class ScaledState:
 
 
 class StepOutcome:
-    """Whether a step was made; known when the device has got so far.
-
-    Asking, as in `if stepped:`, waits for it.
+    """Whether an optimizer step was made; evaluating it, as in `if stepped:`, waits for the device.
 
     Args:
-        overflow: shape (), 1 where a gradient overflowed, which skips the step.
+        overflow: shape (); 1 if a gradient overflowed and the step is skipped, otherwise 0.
     """
 
     def __init__(self, overflow: Tensor) -> None:
@@ -73,13 +71,13 @@ class StepOutcome:
 
 
 class Unscaled:
-    """Gradients as they are: every precision but fp16."""
+    """No scaling: for every precision but fp16."""
 
     def enclose(self, hook: str, plan: Plan) -> Plan:
         return plan
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-        """Finds nothing wrong."""
+        """Accepts every model."""
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -99,32 +97,32 @@ class Unscaled:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Drops what a run in fp16 wrote."""
+        """Ignores the state of a run in fp16."""
 
 
 class Scaled:
-    """Gradients of a scaled loss, by torch's GradScaler.
+    """Scales the loss with torch's GradScaler.
 
-    All optimizers step for a batch, or none: if the gradients of one overflow, those of the others
-    aren't used either, and the result of a closure is dropped.
+    For each batch, either all optimizers step or none: if the gradients of one optimizer overflow, all
+    steps are skipped.
 
-    Whether a step was made is on its way to the host while the next batch is under way. The
-    schedulers follow when it is known: before the next `optimizer_step`, and before whatever
-    could miss them, `_KNOWN_BEFORE`.
+    Whether a step was made is copied to the host during the next batch, so that nothing waits for the
+    device. The schedulers step once it is known: before the next `optimizer_step`, or before a hook
+    that could read the learning rates or save them, see `_KNOWN_BEFORE`.
 
     Args:
-        device: where the scale is kept.
+        device: the device of the scale.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._scaler = GradScaler(device.type)
         self._one = torch.ones((), device=device)
-        self._scale()  # torch makes the tensor of the scale when it is first asked for
+        self._scale()  # torch creates the tensor of the scale at the first use
         self._flags: list[Tensor] = []
         self._unscaled: set[int] = set()
-        self._begun: set[int] = set()
-        self._made: StepOutcome | None = None
-        self._awaited: bool | StepOutcome = False
+        self._with_first_step: set[int] = set()
+        self._outcome: StepOutcome | None = None
+        self._pending_outcome: bool | StepOutcome = False
         self._num_skipped = 0
         self._scheduler_step: Plan | None = None
 
@@ -133,7 +131,7 @@ class Scaled:
             return self._around_batch(plan)
         if hook == "clip_gradients":
             return self._after_unscaling(plan)
-        return self._once_known(plan) if hook in _KNOWN_BEFORE else plan
+        return self._after_pending(plan) if hook in _KNOWN_BEFORE else plan
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
         """Checks that the gradients can be scaled; raises SettingError if they can't."""
@@ -141,7 +139,7 @@ class Scaled:
             if wants_closure(optimizer):
                 raise SettingError(
                     f"precision='fp16', but the optimizer {name!r} is {type(optimizer).__name__}, "
-                    "which needs a closure: a step of several losses can't be skipped as a whole",
+                    "which needs a closure: a step that computes several losses can't be skipped",
                     fix="set precision to bf16 or fp32",
                 )
         for name, param in model.named_parameters():
@@ -149,55 +147,57 @@ class Scaled:
                 raise SettingError(
                     f"precision='fp16', but the parameter {name!r} is float16 itself, which loses "
                     "small updates",
-                    fix="give the model in float32, `model.float()`: autocast computes in float16",
+                    fix="convert the model with `model.float()`; autocast computes in float16",
                 )
 
     def backward(self, loss: Tensor) -> None:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Divides the gradients of these optimizers by the scale; looks whether all are finite."""
+        """Divides the gradients of optimizers by the scale, in place, and checks that all are finite."""
         if not self._unscaled.isdisjoint(map(id, optimizers.values())):
-            self._forget()  # a closure's call, or an optimizer's second step in one batch
+            # A closure was called again, or an optimizer steps twice in a batch.
+            self._allow_unscaling()
         for optimizer in optimizers.values():
             self._scaler.unscale_(optimizer)
             self._unscaled.add(id(optimizer))
             self._flags += self._flags_of(optimizer)
         if len(self._flags) > 1:
-            worst = torch.stack([flag.to(self._one.device) for flag in self._flags]).amax()
+            # All optimizers share one decision, so each flag becomes the maximum of all flags.
+            overflow = torch.stack([flag.to(self._one.device) for flag in self._flags]).amax()
             for flag in self._flags:
-                flag.copy_(worst)
-        self._made = None
+                flag.copy_(overflow)
+        self._outcome = None
 
     def step(self, optimizer: Optimizer) -> bool | StepOutcome:
         if id(optimizer) not in self._unscaled:
             self.unscale({"": optimizer})
         if not self._flags_of(optimizer):
-            step(optimizer)  # it has no gradient
-            return True if self._made is None else self._made
-        if self._made is None:
-            self._made = StepOutcome(self._flags[0].clone())
-        # Private, but torch itself uses it: fused optimizers read the flag on the device, the others
-        # have to wait. So does a first step: if the device skips it, the momenta of a fused SGD are
-        # uninitialised memory (torch 2.13).
+            step(optimizer)  # none of its parameters has a gradient
+            return True if self._outcome is None else self._outcome
+        if self._outcome is None:
+            self._outcome = StepOutcome(self._flags[0].clone())
+        # Private, but torch's GradScaler uses it, too: fused optimizers read the flag on the device; for
+        # others, the host has to wait for it. The first step waits in any case: if the device skipped
+        # it, the momenta of a fused SGD would be uninitialized memory (torch 2.13).
         is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if is_fused and id(optimizer) in self._begun:
+        if is_fused and id(optimizer) in self._with_first_step:
             self._scaler.step(optimizer)
-        elif self._made:
+        elif self._outcome:
             step(optimizer)
-            self._begun.add(id(optimizer))
-        return self._made
+            self._with_first_step.add(id(optimizer))
+        return self._outcome
 
     def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
-        """Calls the schedulers later, when it is known whether the step was made."""
-        self._await_known(state)
-        self._awaited = stepped
+        """Steps the schedulers later, once it is known whether the step was made."""
+        self._resolve_pending(state)
+        self._pending_outcome = stepped
         self._scheduler_step = scheduler_step
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Returns the flags of the batch under way, from `clip_gradients` to the end of `train_batch`.
+        """Returns the overflow flags of the batch, from `clip_gradients` to the end of `train_batch`.
 
-        Each has shape () and is 1 where a gradient overflowed. A strategy whose ranks hold
+        Each has shape () and is 1 if a gradient overflowed, otherwise 0. A strategy whose ranks have
         different gradients takes the maximum over the ranks, in place.
         """
         return tuple(self._flags)
@@ -214,7 +214,7 @@ class Scaled:
     def _around_batch(self, plan: Plan) -> Plan:
         def train_batch(state: State) -> bool | StepOutcome:
             if self._unscaled:
-                self._forget()  # of a batch that raised
+                self._allow_unscaling()  # the previous batch raised
                 self._flags = []
             stepped: bool | StepOutcome = plan(state)
             if self._flags:
@@ -223,7 +223,7 @@ class Scaled:
                 if self._num_skipped:
                     self._scaler.update(self._scale().clamp(min=SMALLEST_SCALE))
             elif self._unscaled:
-                self._forget()  # no parameter had a gradient
+                self._allow_unscaling()  # no parameter had a gradient
             self._flags = []
             self._unscaled.clear()
             return stepped
@@ -237,17 +237,17 @@ class Scaled:
 
         return clip_gradients
 
-    def _once_known(self, plan: Plan) -> Plan:
-        def once_known(state: State, *rest: Any) -> Any:
-            self._await_known(state)
-            return plan(state, *rest)
+    def _after_pending(self, plan: Plan) -> Plan:
+        def after_pending(state: State, *args: Any) -> Any:
+            self._resolve_pending(state)
+            return plan(state, *args)
 
-        return once_known
+        return after_pending
 
-    def _await_known(self, state: State) -> None:
-        """Learns whether the last step was made; if so, the schedulers follow."""
-        stepped = self._awaited
-        self._awaited = False
+    def _resolve_pending(self, state: State) -> None:
+        """Waits until it is known whether the last step was made; if it was, steps the schedulers."""
+        stepped = self._pending_outcome
+        self._pending_outcome = False
         if stepped:
             assert self._scheduler_step is not None
             self._num_skipped = 0
@@ -261,17 +261,17 @@ class Scaled:
         scale: Tensor = self._scaler.scale(self._one)
         return scale
 
-    def _forget(self) -> None:
-        """Lets optimizers be unscaled once more; the scale stays."""
+    def _allow_unscaling(self) -> None:
+        """Lets optimizers be unscaled again, without a change of the scale."""
         self._scaler.update(self._scale())
         self._unscaled.clear()
 
     def _flags_of(self, optimizer: Optimizer) -> list[Tensor]:
-        # Private: torch has no public way to the flags that `unscale_` leaves (torch 2.13).
+        # Private: torch has no public access to the flags that `unscale_` sets (torch 2.13).
         return list(self._scaler._found_inf_per_device(optimizer).values())
 
 
-# Whatever could miss a move of the schedulers.
+# Hooks that could see or save learning rates before the schedulers have stepped.
 _KNOWN_BEFORE = ("optimizer_step", "evaluate", "save_checkpoint", "epoch_end", "fit_end")
 
 
@@ -279,6 +279,6 @@ def _never_finite(num_skipped: int, scale: float) -> NonFiniteError:
     return NonFiniteError(
         f"{num_skipped:,} steps in a row were skipped, since gradients overflowed in fp16; the "
         f"scale of the loss is down to {scale:.3g}",
-        fix="set precision to bf16 or fp32; should it stay, look for an infinity in the data, "
-        "lower the learning rate, or set clip_norm=1.0",
+        fix="set precision to bf16 or fp32; if that doesn't help, look for infinite values in the "
+        "data, lower the learning rate, or set clip_norm=1.0",
     )

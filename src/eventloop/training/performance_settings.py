@@ -1,4 +1,4 @@
-"""What a run switches on in its process: kernels, the layout of memory, garbage collection."""
+"""Process-wide settings of a run: deterministic kernels, memory layout, garbage collection."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.training.precision import Precision
 
-# With this, cuBLAS uses the same workspace each time; torch refuses to be deterministic without.
+# Makes cuBLAS use the same workspace each time. Without it, deterministic torch raises on CUDA.
 _WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _WORKSPACE = ":4096:8"
 
 
 class Deterministic:
-    """Makes torch compute the same bits each time, until the trainer is closed.
+    """Makes torch compute bit-identical results in every run, until the trainer is closed.
 
-    An operation that can't raises a RuntimeError that names it. `close` restores torch's earlier
-    settings.
+    An operation without a deterministic implementation raises a RuntimeError with its name. `close`
+    restores torch's previous settings.
     """
 
     def __init__(self) -> None:
-        self._found: tuple[bool, bool, bool, str | None] | None = None
+        self._previous_settings: tuple[bool, bool, bool, str | None] | None = None
 
     @hookimpl
     def header_note(self) -> str:
@@ -43,7 +43,7 @@ class Deterministic:
 
     @hookimpl(wrapper=True)
     def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
-        self._found = (
+        self._previous_settings = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.backends.cudnn.benchmark,
@@ -56,10 +56,10 @@ class Deterministic:
 
     @hookimpl
     def close(self) -> None:
-        if self._found is None:
+        if self._previous_settings is None:
             return
-        enabled, warn_only, benchmark, workspace = self._found
-        self._found = None
+        enabled, warn_only, benchmark, workspace = self._previous_settings
+        self._previous_settings = None
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
         if workspace is None:
@@ -67,36 +67,36 @@ class Deterministic:
 
 
 class TunedConvolutions:
-    """Lets cuDNN try its convolutions on the first batch of each shape, and keep the fastest.
+    """Lets cuDNN benchmark its convolutions for the first batch of each shape, and use the fastest.
 
-    It chooses by time, so that two runs may differ in the last bits.
+    The choice depends on measured times, so two runs may differ in their last bits.
     """
 
     def __init__(self) -> None:
-        self._found: bool | None = None
+        self._previous_benchmark: bool | None = None
 
     @hookimpl(wrapper=True)
     def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
-        self._found = torch.backends.cudnn.benchmark
+        self._previous_benchmark = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = True
         return (yield)
 
     @hookimpl
     def close(self) -> None:
-        if self._found is not None:
-            torch.backends.cudnn.benchmark = self._found
-            self._found = None
+        if self._previous_benchmark is not None:
+            torch.backends.cudnn.benchmark = self._previous_benchmark
+            self._previous_benchmark = None
 
 
 class ChannelsLast:
-    """Keeps the weights of 2-D convolutions in the layout in which reduced precision is fast.
+    """Converts the weights of 2-D convolutions to channels_last, which is fast in reduced precision.
 
-    A convolution whose weights are channels_last computes and answers in this layout whatever its
-    input's is, and so do the layers after it: no batch has to be converted. Shapes, values and
-    state dict stay.
+    A convolution with channels_last weights returns channels_last outputs for inputs of any layout, and
+    so do the layers after it, so batches don't need to be converted. Shapes, values and the state dict
+    don't change.
 
     Args:
-        precision: for the header.
+        precision: the precision of the run, for the header.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -107,14 +107,19 @@ class ChannelsLast:
     def wrap_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
         """Converts the weights, in place, before any plugin shards or copies them."""
         convolutions = [
-            one for one in state.model.modules() if isinstance(one, (nn.Conv2d, nn.ConvTranspose2d))
+            module
+            for module in state.model.modules()
+            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d))
         ]
-        for one in convolutions:
-            one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in no stub
+        for convolution in convolutions:
+            convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in no stub
         wrapped = yield
-        # Who shards them may need another layout.
-        weights = [one.weight for one in convolutions if isinstance(one.weight, Tensor)]
-        num = sum(one.is_contiguous(memory_format=torch.channels_last) for one in weights)
+        # Count afterwards, since sharding may have changed the layout.
+        num = 0
+        for convolution in convolutions:
+            weight = convolution.weight
+            if isinstance(weight, Tensor):
+                num += weight.is_contiguous(memory_format=torch.channels_last)
         layers = counted(num, "convolution")
         self._note = f"channels_last: {layers}, because of {self._precision}" if num else ""
         return wrapped
@@ -125,20 +130,20 @@ class ChannelsLast:
 
 
 class GarbageCollection:
-    """Collects at multiples of an interval, and keeps Python from doing so in between.
+    """Runs garbage collection at multiples of an interval, and disables Python's automatic collection.
 
-    Left alone, Python looks through all objects at moments of its own, which differ between ranks:
-    each then waits for all others in turn. At the first multiple what is there is frozen, so that
-    later collections look at what came since and cost little. The tenth looks at everything, which takes as
-    long as many steps: once a process, and never where the objects of imports are frozen when the run is
-    opened, as a command freezes them. Until the first, between two fits and after the last, Python
-    collects as it did before.
+    Automatic collections happen at different times on each rank, and every one of them makes all other
+    ranks wait. The first collection of a run freezes all existing objects, so that later collections
+    only scan newer objects and are fast. The tenth collection scans all objects, which takes as long as
+    many steps. It happens once per process, and not at all if the objects of imports were frozen before
+    the run was opened, as the command does. Before the first collection, between fits and after the
+    last fit, automatic collection is enabled as before.
 
     Args:
         interval: how often to collect.
 
     Attributes:
-        has_looked_at_all: whether a run of this process has looked at everything.
+        has_looked_at_all: whether a run of this process has scanned all objects.
     """
 
     __slots__ = ("_interval", "_looks_at_all", "_num_done", "_was_enabled")
@@ -153,18 +158,20 @@ class GarbageCollection:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Turns fractions of an epoch or of the run into batches.
+        """Converts an interval that is a fraction of an epoch or of the run to batches.
 
         Raises:
-            SettingError: it is a fraction of an unknown length.
+            SettingError: the interval is a fraction of an unknown length.
         """
         self._interval = resolved("gc_interval", self._interval, state)
-        # Imports make most objects, and leave little garbage. Who froze them has said that they stay.
+        # Most objects come from imports and are no garbage. If they are frozen already, as the command
+        # does, a full collection would find nothing.
         self._looks_at_all = gc.get_freeze_count() == 0
 
     @hookimpl
     def before_dataloader(self, state: State) -> None:
-        if state.clock.crossed(self._interval):  # what came after the last batch is gone, too
+        # Here, and not after the batch, so that objects of the last batch and its events are free, too.
+        if state.clock.crossed(self._interval):
             self._collect()
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""`state.update`: its passes and its errors."""
+"""The passes and the errors of `state.update`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import ActivePlugins, Plans
     from eventloop.state import State
 
-# Leaves the loss of the microbatch under way in the State.
+# Sets `state.loss` for the current microbatch.
 Passes = Callable[["State", "Plans"], None]
 # Adds a batch's gradients to `.grad`; returns its mean loss, shape (), detached.
 Accumulate = Callable[["State", "Plans", Mapping[str, Optimizer], Passes], Tensor]
 
 
 def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
-    """Returns passes that leave everything to one function of a plugin's, with the same events."""
+    """Returns passes that call a plugin's function instead of forward and loss, with the same events."""
 
     def passes(state: State, hooks: Plans) -> None:
         hooks.before_forward(state)
@@ -43,7 +43,7 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
 def named(
     optimizers: Mapping[str, Optimizer], names: Iterable[str], active: ActivePlugins
 ) -> dict[str, Optimizer]:
-    """Returns the optimizers of some names, one or more; raises PluginError if one is unknown."""
+    """Returns the optimizers with these names; raises PluginError if a name is unknown."""
     if isinstance(names, str):
         raise PluginError(
             f"update: optimizers={names!r} is not a list of names",
@@ -53,44 +53,46 @@ def named(
     for name in names:
         if name not in optimizers:
             fix = f"name some of {', '.join(map(repr, optimizers))}"
-            asked = active.assembly.asked("build_optimizers")
-            if by := [one.plugin.name for one in asked if one.plugin.role == "algorithm"]:
-                fix += f", which {by[0]} built instead of the task's, or none for all; or switch "
-                fix += f"{by[0]} off with " + switch_off(by[0])
+            for implementation in active.assembly.asked("build_optimizers"):
+                if implementation.plugin.role == "algorithm":
+                    builder = implementation.plugin.name
+                    fix += f", which {builder} built instead of the task's, or none for all; or "
+                    fix += f"switch {builder} off with " + switch_off(builder)
+                    break
             raise PluginError(
                 f"update: no optimizer is named {name!r}{closest(name, optimizers)}", fix=fix
             )
     if not names:
-        raise PluginError("update: no optimizer is named", fix="leave `optimizers` out for all")
+        raise PluginError(
+            "update: no optimizer is named", fix="omit `optimizers` to step all of them"
+        )
     return {name: optimizers[name] for name in names}
 
 
 def require_gradients(optimizers: Mapping[str, Optimizer]) -> None:
-    """Checks that an update would change something.
-
-    Raises:
-        PluginError: no parameter of these optimizers has a gradient.
-    """
+    """Raises PluginError if no parameter of the optimizers has a gradient."""
     if any(param.grad is not None for param in params_of(optimizers.values())):
         return
     raise PluginError(
         f"update: the loss depends on no parameter of {', '.join(map(repr, optimizers))}",
-        fix="name the optimizers whose parameters it is for, or leave out what cuts them off: "
-        ".detach(), .item(), torch.no_grad()",
+        fix="name the optimizers of the parameters that the loss depends on, or remove what detaches "
+        "them: .detach(), .item(), torch.no_grad()",
     )
 
 
 def misplaced_update() -> PluginError:
-    """Returns the error of an update that no batch has a place for."""
+    """Returns the error for an update outside of `train_batch`."""
     return PluginError(
-        "state.update was called outside of train_batch, or inside of another update",
+        "state.update was called outside of train_batch, or within another update",
         fix="call it in train_batch: `@hookimpl`, `def train_batch(self, state):`, "
-        "`return state.update(loss_fn)`; a wrapper of train_batch may call it, too",
+        "`return state.update(loss_fn)`, or in a wrapper of train_batch",
     )
 
 
 def no_microbatch(state: State) -> PluginError:
-    """Returns the error of a `split_batch` that left nothing to train on."""
+    """Returns the error for a `split_batch` that returned no microbatch."""
     return PluginError(
-        "split_batch returned no microbatch", by=state.owner("split_batch"), fix="give at least one"
+        "split_batch returned no microbatch",
+        by=state.owner("split_batch"),
+        fix="return at least one",
     )

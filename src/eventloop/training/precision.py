@@ -1,4 +1,4 @@
-"""Precision: in what the passes over a batch compute, one object a mode."""
+"""Precision: the dtypes in which the passes over a batch compute."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Precision:
-    """How the passes over a batch compute, and how their gradients are used.
+    """Autocast, TF32 and loss scaling of a run.
 
     Args:
-        name: of the mode: fp32, tf32, bf16 or fp16.
-        device: where it computes.
-        autocast_to: the type under autocast; None for no autocast.
-        tf32: whether products of float32 may be computed in TF32 on a GPU.
-        scaling: whether the loss is scaled.
+        name: the name of the mode: fp32, tf32, bf16 or fp16.
+        device: the device of the run.
+        autocast_to: the dtype for autocast; None for no autocast.
+        tf32: whether float32 matrix products may be computed in TF32 on a GPU.
+        scaling: scales the loss; None for no scaling.
 
     Attributes:
-        backward: adds the gradients of a loss, shape (), to `.grad`; scaled under fp16. An owner of
-            the action `backward` calls it.
-        once_stepped: calls a function as soon as it is known that a step was made: at once, or under
-            fp16 before the next step.
-        step: calls an optimizer's step; returns True, or under fp16 a `StepOutcome`. An owner of the
-            action `optimizer_step` calls it and returns its result.
+        backward: adds the gradients of a loss, shape (), to `.grad`; with fp16, gradients of the scaled
+            loss. A plugin that implements the action `backward` calls it.
+        once_stepped: calls a function once it is known that a step was made: immediately, or with fp16
+            before the next step.
+        step: calls `step` of an optimizer; returns True, or with fp16 a `StepOutcome`. A plugin that
+            implements the action `optimizer_step` calls it and returns its result.
     """
 
     def __init__(
@@ -55,48 +55,48 @@ class Precision:
         self.step: Final = self._scaling.step
 
     def under_autocast(self, function: Function) -> Function:
-        """Returns `function` as it runs in this precision; itself where nothing is cast."""
+        """Returns `function` wrapped in autocast, or unchanged if this precision has no autocast."""
         if self._autocast_to is None:
             return function
         cast = torch.autocast(self._device.type, dtype=self._autocast_to)
         return cast(function)  # type: ignore[no-any-return]
 
     def enclose(self, hook: str, plan: Function) -> Function:
-        """Returns the plan of a hook as it runs in this precision, wrappers included."""
+        """Returns the plan of a hook, including its wrappers, for this precision."""
         if hook in _UNDER_AUTOCAST:
             return self.under_autocast(plan)
         return self._scaling.enclose(hook, plan)  # type: ignore[return-value]  # the same arguments
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-        """Raises SettingError if this model can't be trained in this precision by these optimizers."""
+        """Raises SettingError if the model or the optimizers don't support this precision."""
         self._scaling.check(model, optimizers)
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Returns the flag for overflowed gradients, see `Scaled.found_inf`; only fp16 has one."""
+        """Returns the flags for overflowed gradients, see `Scaled.found_inf`; () except with fp16."""
         return self._scaling.found_inf()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs, as JSON values; waits for the device."""
+        """Returns the state of the loss scaling, as JSON values; waits for the device."""
         return self._scaling.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores the result of `state_dict`."""
         self._scaling.load_state_dict(state)
 
     def in_force(self) -> AbstractContextManager[None]:
-        """Returns a context in which the process uses TF32 on a GPU, or doesn't."""
+        """Returns a context manager that sets whether the process uses TF32 on a GPU."""
         return kind_of(self._device).float32_products(tf32=self._tf32)
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
-    """Returns the precision of this name.
+    """Returns the precision with this name.
 
     Args:
-        name: fp32, tf32, bf16, fp16, or auto: on a GPU bf16 if it has that in hardware, else fp16;
-            fp32 elsewhere.
+        name: fp32, tf32, bf16, fp16, or auto: on a GPU bf16 if the hardware supports it, else fp16;
+            on other devices fp32.
 
     Raises:
-        SettingError: there is none of this name, or the device can't do it.
+        SettingError: no precision has this name, or the device doesn't support it.
     """
     if name == "auto":
         name = kind_of(device).best_precision()
@@ -109,7 +109,7 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     return _MODES[name](device)
 
 
-# Autocast encloses the plans of these actions.
+# The actions that run under autocast. `backward` doesn't: autograd uses the dtypes of the forward pass.
 _UNDER_AUTOCAST = ("forward", "loss", "eval_forward", "predict_forward")
 
 _MODES: Mapping[str, Callable[[torch.device], Precision]] = {

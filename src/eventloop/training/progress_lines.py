@@ -1,4 +1,4 @@
-"""The progress of a run as lines of text: for progress plugins, and for runs without one."""
+"""The progress of a run as lines of text: for progress plugins, and for runs without such a plugin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eventloop.clock import Clock, Moment, Time
     from eventloop.view import StateView
 
-_MOST_CHARS = 100  # of a name
+_MAX_NAME_LENGTH = 100
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -57,7 +57,7 @@ class ProgressLines:
 
     @hookimpl(rank_zero=True)
     def batch_end(self) -> None:
-        """Writes a line if it is due; most steps only cost this comparison."""
+        """Writes a line if it is due; most steps cost only this comparison."""
         now = time.perf_counter()
         if now >= self._due_at and self._epoch is not None:
             self._write(self._epoch.text(now, self._loss))
@@ -78,7 +78,9 @@ class ProgressLines:
         if self._epoch is not None:
             now = time.perf_counter()
             self._epoch.resume(now)
-            self._epoch.results = scalars({one: state.eval_metrics[one] for one in state.eval_sets})
+            self._epoch.results = scalars(
+                {eval_set: state.eval_metrics[eval_set] for eval_set in state.eval_sets}
+            )
             if self._epoch.results and self._epoch.is_under_way:
                 self._write(self._epoch.text(now, mean_loss(state), with_results=True))
 
@@ -115,13 +117,14 @@ class EpochLine:
     Times are in seconds, as from `time.perf_counter`.
 
     Args:
-        clock: of the run.
+        clock: the clock of the run.
         until: the end of the fit.
-        num_batches: of an epoch, if known.
+        now: the current time.
+        num_batches: the number of batches of an epoch, if known.
 
     Attributes:
-        num_batches: of an epoch, as far as known by now.
-        results: the latest evaluation of the current epoch.
+        num_batches: the number of batches of an epoch, once known.
+        results: the results of the latest evaluation in the current epoch.
     """
 
     def __init__(self, clock: Clock, until: Time, now: float, num_batches: int | None) -> None:
@@ -132,10 +135,10 @@ class EpochLine:
         self.start(now, num_batches)
 
     def start(self, now: float, num_batches: int | None) -> None:
-        """Records the start of an epoch, or where it continues.
+        """Records the start of an epoch, or the position from which it is resumed.
 
         Args:
-            num_batches: of this epoch, if known; otherwise an earlier epoch's is used.
+            num_batches: the number of batches of this epoch; None to use that of an earlier epoch.
         """
         clock = self._clock
         self.results: Results = {}
@@ -165,7 +168,7 @@ class EpochLine:
         """Returns the line for the current epoch.
 
         Args:
-            loss: the mean over its samples, or the latest one, if any.
+            loss: the mean loss of the epoch or the latest loss; None to omit it.
         """
         parts = [self.epoch]
         if self._until.unit != "ep":
@@ -175,7 +178,9 @@ class EpochLine:
         if loss is not None:
             parts.append(f"loss {short(loss)}")
         for eval_set, metrics in self.results.items() if with_results else ():
-            parts += [f"{metric_name(eval_set, one)} {short(metrics[one])}" for one in metrics]
+            parts += [
+                f"{metric_name(eval_set, name)} {short(value)}" for name, value in metrics.items()
+            ]
         seconds = now - self._began_s
         samples = self._clock.sample - self._began_sample
         if samples and seconds > self._paused_s:
@@ -191,14 +196,14 @@ class EpochLine:
     @property
     def epoch(self) -> str:
         """The current epoch, with the total if known: epoch 3/10."""
-        of = f"/{self._until.value:,}" if self._until.unit == "ep" else ""
-        return f"epoch {self._idx + 1}{of}"
+        total = f"/{self._until.value:,}" if self._until.unit == "ep" else ""
+        return f"epoch {self._idx + 1}{total}"
 
     @property
     def batch(self) -> str:
         """The number of finished batches of the epoch: batch 12/45."""
-        of = "" if self.num_batches is None else f"/{self.num_batches:,}"
-        return f"batch {self._clock.batch - self._batch_before:,}{of}"
+        total = "" if self.num_batches is None else f"/{self.num_batches:,}"
+        return f"batch {self._clock.batch - self._batch_before:,}{total}"
 
     @property
     def position(self) -> str:
@@ -236,12 +241,12 @@ def mean_loss(state: StateView) -> float | None:
 
 def scalars(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
     """Returns the metrics that are scalars; waits for the device."""
-    return {
-        shortened(dataset): {
-            shortened(name): value.item() for name, value in found.items() if value.numel() == 1
+    results = {}
+    for dataset, values in metrics.items():
+        results[shortened(dataset)] = {
+            shortened(name): value.item() for name, value in values.items() if value.numel() == 1
         }
-        for dataset, found in metrics.items()
-    }
+    return results
 
 
 def short(value: float) -> str:
@@ -270,11 +275,13 @@ def duration(seconds: float) -> str:
 
 def clock_time(seconds: float) -> str:
     """Formats a duration in whole seconds: 0:03, 2:05, 1:02:05."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{whole_seconds:02}"
+    return f"{minutes}:{whole_seconds:02}"
 
 
 def shortened(name: str) -> str:
     """Shortens a long name by omitting its middle."""
-    return name if len(name) <= _MOST_CHARS else f"{name[:60]}...{name[-30:]}"
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[:60]}...{name[-30:]}"

@@ -1,6 +1,6 @@
-"""Where the loop continues a resumed run: between epochs, or within one.
+"""Where the loop continues a resumed run: between epochs, or within an epoch.
 
-A checkpoint is saved before the loop asks whether to stop, so the question is asked on loading.
+A checkpoint is saved before the loop calls `should_stop`, so a resumed run calls it first.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ class LoopState:
 
 
 class ResumePoint:
-    """Where the loop enters a run.
+    """The position at which the loop enters a run.
 
-    An epoch that was under way is entered even if no batch is left: the end of an epoch and of a fit
-    come after the checkpoint of their last batch.
+    An unfinished epoch is entered even if it has no batches left, since the events at the end of an
+    epoch and of a fit come after the checkpoint of the last batch.
 
     Args:
         hooks: the plans of the run.
-        loaded: where the checkpoint was saved from which the run was loaded, "in epoch" or "between
-            epochs"; "" if it wasn't loaded.
-        draw_on: lets the random generators draw on: what events drew while loading no other run draws.
+        loaded: the position of the loaded checkpoint, "in epoch" or "between epochs"; "" for a run that
+            wasn't loaded.
+        draw_on: restores the random generators, since events may have drawn numbers during loading
+            that an uninterrupted run doesn't draw.
 
     Attributes:
         loaded: as above; "" as soon as training continues.
@@ -53,28 +54,30 @@ class ResumePoint:
         """Whether a checkpoint was loaded and training hasn't continued yet."""
         return bool(self.loaded) and self._draw_on is not None
 
-    def enter_again(self, where: str) -> None:
-        """Has the next fit enter where the last one raised: what it was about to ask is asked then."""
-        self.loaded = self.loaded or where
+    def enter_again(self, position: str) -> None:
+        """Makes the next fit start at the position where the last fit raised."""
+        self.loaded = self.loaded or position
 
     def between_epochs(self, state: State) -> bool:
-        """Whether the fit is over before an epoch is entered: stopped, or `until` was moved."""
+        """Whether the fit is over before the next epoch: it was stopped, or `until` is reached."""
         if self._leaves("between epochs", state):
             return bool(self._hooks.should_stop(state))
         is_over = state.stop_reason is not None or state.clock.reached(state.until)
         return is_over and not self.loaded
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
-        """Whether the epoch under way is over before its next batch, and whether the fit is."""
+        """Returns whether the current epoch is over before its next batch, and whether the fit is."""
         if self._leaves("in epoch", state):
             return bool(self._hooks.should_end_epoch(state)), bool(self._hooks.should_stop(state))
         return False, False
 
-    def _leaves(self, where: str, state: State) -> bool:
-        if self.loaded != where:
+    def _leaves(self, position: str, state: State) -> bool:
+        """Returns whether the run was loaded at this position; it is then no longer `loaded`."""
+        if self.loaded != position:
             return False
         self.loaded = ""
         if self._draw_on is not None:
             self._draw_on(state)
-            self._draw_on = None  # only what was drawn while loading is undone
+            # Once only: numbers drawn later are part of the run.
+            self._draw_on = None
         return True

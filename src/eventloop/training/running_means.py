@@ -1,4 +1,4 @@
-"""Means over samples: of the loss of an epoch, and of numbers that are logged in an evaluation."""
+"""Means over samples: of an epoch's loss, and of numbers that are logged during an evaluation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Number = float | Tensor
 _TRAIN = "train/"
-# How many losses are added up at once: always the same ones, whenever a checkpoint is saved, so
-# that the last bits of the sum don't depend on that.
+# The number of losses that are summed at once. The groups don't depend on when checkpoints are saved,
+# or a resumed run's sum would differ in its last bits.
 AT_ONCE = 64
 
 
@@ -48,14 +48,14 @@ class EpochLossState:
 
 
 class EpochLoss:
-    """The losses of the batches of an epoch, as this rank knows them; nothing is read in a step.
+    """This rank's losses of the batches of an epoch; no step reads them from the device.
 
     Args:
-        device: where they are.
+        device: the device of the losses.
 
     Attributes:
-        latest: of the latest batch that had one, shape (), detached; None before the first.
-        each: those that aren't in the sum yet, each with the samples of its batch.
+        latest: the loss of the latest batch that had a loss, shape (), detached; None before the first.
+        each: the losses that aren't in the sum yet, each with the number of samples of its batch.
     """
 
     __slots__ = ("_device", "_dtype", "_samples", "_total", "each", "latest")
@@ -73,12 +73,12 @@ class EpochLoss:
         self.each: list[tuple[int, Tensor]] = []
 
     def fold(self) -> None:
-        """Adds the losses that are kept one by one to the sum; due when as many are done."""
+        """Adds the losses in `each` to the sum; to be called every `AT_ONCE` batches."""
         self._total, self._samples = self._sums()
         self.each = []
 
     def mean(self, processes: Processes) -> Tensor | None:
-        """Returns the mean over the samples of all ranks, shape (), float64; None without a loss.
+        """Returns the mean over the samples of all ranks, shape (), float64; None if there is no loss.
 
         Collective: every rank must call it.
         """
@@ -87,7 +87,7 @@ class EpochLoss:
             return None
         if total is None:
             total = torch.zeros((), dtype=self._dtype, device=self._device)
-        # A rank's loss is weighted so that the mean over the ranks is that of the batch.
+        # The ranks' losses are scaled so that their plain mean is the mean over the global batch.
         sums = processes.mean(torch.stack([total, torch.full_like(total, samples)]))
         return sums[0] / sums[1]
 
@@ -117,19 +117,20 @@ class EpochLoss:
         return None if tensor is None else tensor.to(self._device)
 
     def _sums(self) -> tuple[Tensor | None, int]:
-        """Returns the losses times samples, added up in float64, and the samples."""
+        """Returns the sum of losses times samples, in float64, and the number of samples."""
         total = self._total
         samples = self._samples
+        # Batches of the same size are summed with one kernel.
         for count, group in itertools.groupby(self.each, itemgetter(0)):
             losses = [loss for _, loss in group]
-            part = torch.stack(losses).sum(dtype=self._dtype) * count
-            total = part if total is None else total + part
+            weighted_sum = torch.stack(losses).sum(dtype=self._dtype) * count
+            total = weighted_sum if total is None else total + weighted_sum
             samples += count * len(losses)
         return total, samples
 
 
 class SetNumbers:
-    """Adds up the numbers of an eval set by name, on their devices."""
+    """Sums the numbers that are logged for an eval set, by name, on their devices."""
 
     __slots__ = ("_sums",)
 
@@ -140,45 +141,49 @@ class SetNumbers:
         """Adds a number of an eval batch.
 
         Args:
-            name: NAME for what is logged as train/NAME in training.
-            weight: what the batch weighs in the mean.
-            reduce: "sum" for the sum over the set instead.
+            name: a prefix "train/" is removed, so that a loss function may log the same name in
+                training and evaluation.
+            weight: the weight of the batch in the mean.
+            reduce: "sum" for the sum over the eval set; otherwise the mean.
         """
         name = name.removeprefix(_TRAIN)
-        if (found := self._sums.get(name)) is None:
-            self._sums[name] = found = _Sum(is_mean=reduce != "sum")
-        found.total = found.total + weighted(value, weight if found.is_mean else 1)
-        found.weight = found.weight + weight
+        running = self._sums.get(name)
+        if running is None:
+            self._sums[name] = running = _Sum(is_mean=reduce != "sum")
+        running.total = running.total + weighted(value, weight if running.is_mean else 1)
+        running.weight = running.weight + weight
 
     def forget(self) -> None:
-        """Drops what an evaluation that failed has left."""
+        """Discards all numbers, for example of an evaluation that raised."""
         self._sums = {}
 
     def take(self, processes: Processes, device: torch.device) -> dict[str, Tensor]:
-        """Returns the numbers over the ranks, in float64, and resets them.
+        """Returns the numbers over all ranks, in float64, and resets them.
 
-        Collective: every rank must call it, whichever names it has.
+        Collective: every rank must call it, even if it has no numbers.
         """
         sums = self._sums
         self._sums = {}
-        mine = {name: one.is_mean for name, one in sums.items()}
-        named = {
-            name: is_mean for one in processes.all_gather(mine) for name, is_mean in one.items()
-        }
-        if not named:
+        local_names = {name: running.is_mean for name, running in sums.items()}
+        is_mean_by_name: dict[str, bool] = {}
+        for names in processes.all_gather(local_names):
+            is_mean_by_name |= names
+        if not is_mean_by_name:
             return {}
-        nothing = _Sum(is_mean=True)
-        pairs = [sums.get(name, nothing) for name in named]
-        both = [on_device(value, device) for one in pairs for value in (one.total, one.weight)]
-        totals = processes.mean(torch.stack(both)).reshape(-1, 2)
-        return {
-            name: total / weight if is_mean else total * processes.data_world_size
-            for (name, is_mean), (total, weight) in zip(named.items(), totals, strict=True)
-        }
+        zero = _Sum(is_mean=True)
+        values = []
+        for name in is_mean_by_name:
+            running = sums.get(name, zero)
+            values += [on_device(running.total, device), on_device(running.weight, device)]
+        means = processes.mean(torch.stack(values)).reshape(-1, 2)
+        results = {}
+        for (name, is_mean), (total, weight) in zip(is_mean_by_name.items(), means, strict=True):
+            results[name] = total / weight if is_mean else total * processes.data_world_size
+        return results
 
 
 class _Sum:
-    """A number's sum over the batches so far, and what they weigh."""
+    """The weighted sum of a number over the batches so far, and the sum of their weights."""
 
     __slots__ = ("is_mean", "total", "weight")
 
@@ -189,7 +194,7 @@ class _Sum:
 
 
 def weighted(value: Number, weight: Number) -> Number:
-    """Returns value times weight in float64; 0 where nothing weighs, even if the value is NaN."""
+    """Returns value times weight, in float64; 0 if the weight is 0, even if the value is NaN."""
     if isinstance(value, Tensor):
         value = value.to(kind_of(value.device).sum_dtype).reshape(())
     if isinstance(weight, Tensor):
@@ -198,7 +203,7 @@ def weighted(value: Number, weight: Number) -> Number:
 
 
 def on_device(value: Number, device: torch.device) -> Tensor:
-    """Returns a number as a wide tensor of its own, without waiting for the device."""
+    """Returns a number as a new tensor in the device's dtype for sums; doesn't wait for the device."""
     if isinstance(value, Tensor):
         return value.to(device, kind_of(device).sum_dtype, copy=True)
     return torch.full((), float(value), dtype=kind_of(device).sum_dtype, device=device)

@@ -1,4 +1,4 @@
-"""Sharded tensors, DTensors, beside plain ones: what a rank holds, its slices, the whole, norms."""
+"""Sharded tensors (DTensors) and plain tensors: local shards, slices, gathered tensors, norms."""
 
 from __future__ import annotations
 
@@ -20,61 +20,83 @@ if TYPE_CHECKING:
 
 def sharded(value: Any) -> DTensor | None:
     """Returns the value if it is a sharded tensor, otherwise None."""
-    # Sharding has imported this already; importing it takes a second, so nothing else does.
+    # Importing this module takes a second. If it isn't imported yet, no tensor is sharded.
     module = sys.modules.get("torch.distributed.tensor")
     return value if module is not None and isinstance(value, module.DTensor) else None
 
 
 def local(tensor: Tensor) -> Tensor:
     """Returns this rank's shard of a tensor, detached, sharing its memory."""
-    one = sharded(tensor)
-    return tensor.detach() if one is None else one.to_local().detach()
+    dtensor = sharded(tensor)
+    return tensor.detach() if dtensor is None else dtensor.to_local().detach()
 
 
 def indices_of(tensor: Tensor) -> tuple[tuple[str, int], ...]:
-    """Returns this rank's index along each dimension of the mesh that a tensor is sharded over."""
-    if (one := sharded(tensor)) is None:
+    """Returns name and this rank's index for each mesh dimension that a tensor is sharded over."""
+    dtensor = sharded(tensor)
+    if dtensor is None:
         return ()
-    mesh = one.device_mesh
+    mesh = dtensor.device_mesh
     names = mesh.mesh_dim_names or [*map(str, range(mesh.ndim))]
-    at = zip(names, one.placements, mesh.get_coordinate() or (), strict=True)
-    return tuple((name, idx) for name, placement, idx in at if not placement.is_replicate())
+    coordinates = zip(names, dtensor.placements, mesh.get_coordinate() or (), strict=True)
+    return tuple(
+        (name, idx) for name, placement, idx in coordinates if not placement.is_replicate()
+    )
 
 
 def groups_of(tensor: Tensor, dims: Collection[int] | None = None) -> tuple[Any, ...]:
-    """Returns the groups of ranks that a tensor is sharded over; along some of its dimensions."""
-    one = sharded(tensor)
-    spread: list[Any] = [*enumerate(one.placements if one is not None else ())]
-    if any(at.is_partial() for _, at in spread):
-        raise TypeError("a tensor that is a sum over ranks as yet (Partial) has no norm")
-    over = [idx for idx, at in spread if not at.is_replicate() and (dims is None or at.dim in dims)]
-    return tuple(one.device_mesh.get_group(idx) for idx in over) if one is not None else ()
+    """Returns the process groups that a tensor is sharded over; () for a plain tensor.
+
+    Args:
+        dims: only groups that share these dimensions of the tensor; None for all.
+
+    Raises:
+        TypeError: a placement is Partial.
+    """
+    dtensor = sharded(tensor)
+    if dtensor is None:
+        return ()
+    placements: list[Any] = list(dtensor.placements)
+    if any(placement.is_partial() for placement in placements):
+        raise TypeError(
+            "a tensor whose placement is Partial has no norm: it isn't summed over ranks yet"
+        )
+    groups = []
+    for idx, placement in enumerate(placements):
+        if not placement.is_replicate() and (dims is None or placement.dim in dims):
+            groups.append(dtensor.device_mesh.get_group(idx))
+    return tuple(groups)
 
 
 def sum_over_(values: Sequence[Tensor], groups: Sequence[tuple[Any, ...]]) -> None:
-    """Adds up each value over its groups, in place; all values of a group in one all-reduce."""
+    """Sums each value over its groups, in place, with one all-reduce for all values of a group."""
     for group in dict.fromkeys(chain(*groups)):
-        mine = [value for value, over in zip(values, groups, strict=True) if group in over]
-        flat = torch.cat([value.reshape(-1) for value in mine])
+        values_of_group = []
+        for value, groups_of_value in zip(values, groups, strict=True):
+            if group in groups_of_value:
+                values_of_group.append(value)
+        flat = torch.cat([value.reshape(-1) for value in values_of_group])
         dist.all_reduce(flat, group=group)
-        totals = torch.split(flat, [value.numel() for value in mine])
-        for value, total in zip(mine, totals, strict=True):
+        totals = torch.split(flat, [value.numel() for value in values_of_group])
+        for value, total in zip(values_of_group, totals, strict=True):
             value.copy_(total.view_as(value))
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the 2-norm of all entries, shape (), without a wait; of plain tensors it is torch's.
+    """Returns the 2-norm of all entries, shape (), without waiting for the device.
 
-    Each entry of a sharded one counts once; the ranks sum once for each dimension of their mesh.
+    Equals torch's `get_total_norm` for plain tensors. Each entry of a sharded tensor counts once.
+    Collective if tensors are sharded: an all-reduce for each dimension of the mesh.
     """
-    parts: dict[tuple[Any, ...], list[Tensor]] = {}
+    shards_by_groups: dict[tuple[Any, ...], list[Tensor]] = {}
     for tensor in tensors:
-        parts.setdefault(groups_of(tensor), []).append(local(tensor))
-    norms = [get_total_norm(some) for some in parts.values()] or [get_total_norm([])]
-    if not any(parts):
-        return norms[0]
+        shards_by_groups.setdefault(groups_of(tensor), []).append(local(tensor))
+    if not any(shards_by_groups):
+        # Only plain tensors: squaring and summing would change the last bits of torch's result.
+        return get_total_norm(shards_by_groups.get((), []))
+    norms = [get_total_norm(shards) for shards in shards_by_groups.values()]
     squares = [norm.to(torch.promote_types(norm.dtype, torch.float32)).square() for norm in norms]
-    sum_over_(squares, list(parts))
+    sum_over_(squares, list(shards_by_groups))
     return torch.stack(squares).sum().sqrt()
 
 
@@ -85,66 +107,78 @@ def slice_of(value: Any, entries: Tensor | None = None) -> Any:
         value: anything but a sharded tensor is returned unchanged.
         entries: used instead of this rank's shard.
     """
-    one = sharded(value)
-    if one is None:
+    dtensor = sharded(value)
+    if dtensor is None:
         return value if entries is None else entries
-    mesh = one.device_mesh
-    at = zip(one.placements, mesh.get_coordinate() or (), strict=True)
-    # Private: the run's whole mesh, of whose other dimensions each index has the same (torch 2.13).
+    mesh = dtensor.device_mesh
+    coordinates = zip(dtensor.placements, mesh.get_coordinate() or (), strict=True)
+    # Of ranks with the same entries, only the rank with index 0 along each such dimension saves them.
+    replica_indices = [idx for placement, idx in coordinates if placement.is_replicate()]
+    # Private: the mesh of the whole run; along its other dimensions, all ranks have the same entries
+    # (torch 2.13).
     root = mesh._get_root_mesh()
-    own = mesh.mesh_dim_names or ()
-    named = zip(root.mesh_dim_names or (), root.get_coordinate() or (), strict=False)
-    copied = [idx for placement, idx in at if placement.is_replicate()]
-    is_copy = any(copied) or any(idx for name, idx in named if name not in own)
-    _, offsets = shape_and_offsets(one.shape, one, one.placements)
-    held = local(one) if entries is None else entries
-    return TensorSlice(held, tuple(one.shape), offsets, is_copy)
+    mesh_dims = mesh.mesh_dim_names or ()
+    root_coordinates = zip(root.mesh_dim_names or (), root.get_coordinate() or (), strict=False)
+    replica_indices += [idx for name, idx in root_coordinates if name not in mesh_dims]
+    _, offsets = shape_and_offsets(dtensor.shape, dtensor, dtensor.placements)
+    tensor = local(dtensor) if entries is None else entries
+    return TensorSlice(tensor, tuple(dtensor.shape), offsets, is_copy=any(replica_indices))
 
 
 def shape_and_offsets(
     shape: tuple[int, ...], like: DTensor, placements: Sequence[Any]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shape and the offsets of this rank's shard of a tensor."""
-    # Private: offsets of a shard in the whole, with any mesh and placements (torch 2.13).
+    """Returns the shape and the offsets of this rank's shard of a tensor.
+
+    Args:
+        shape: the shape of the whole tensor.
+        like: provides the device mesh.
+    """
+    # Private: computes a shard's offsets in the whole for any mesh and placements (torch 2.13).
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    found = compute_local_shape_and_global_offset(shape, like.device_mesh, placements)
-    return tuple(found[0]), tuple(found[1])
+    local_shape, offsets = compute_local_shape_and_global_offset(
+        shape, like.device_mesh, placements
+    )
+    return tuple(local_shape), tuple(offsets)
 
 
 def sliced(nest: Any) -> Any:
-    """Returns a nest of dicts with this rank's slices in the place of sharded tensors."""
+    """Returns a copy of nested dicts with this rank's slices instead of sharded tensors."""
     if isinstance(nest, dict):
-        return {key: sliced(one) for key, one in nest.items()}
+        return {key: sliced(value) for key, value in nest.items()}
     return slice_of(nest)
 
 
 def gathered(
     nest: Mapping[str, Any], all_gather: Callable[[Any], list[Any]], *, keep: bool
 ) -> dict[str, Any]:
-    """Returns a nest with whole tensors on the host; collective: every rank must call it.
+    """Returns nested values with whole tensors on the host instead of slices.
+
+    Collective: every rank must call it.
 
     Args:
-        nest: alike on all ranks, but for the entries of the slices.
-        all_gather: returns what each rank gave, at least where they are wanted.
-        keep: whether this rank wants them; it gets {} otherwise, and only takes part.
+        nest: the same on all ranks, except for the entries of the slices.
+        all_gather: returns the values of all ranks, at least on ranks with `keep`.
+        keep: whether this rank needs the result; otherwise it only takes part and gets {}.
     """
 
-    def whole(value: Any) -> Any:
+    def gather(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: whole(one) for key, one in value.items()}
+            return {key: gather(child) for key, child in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(whole(one) for one in value)
+            return type(value)(gather(child) for child in value)
         if not isinstance(value, TensorSlice):
             return value
-        mine = TensorSlice(value.tensor.detach().cpu(), value.shape, value.offsets)
-        slices = all_gather(mine)  # one tensor is on the way at a time
+        # One tensor at a time, so that at most one is in memory a second time.
+        local_slice = TensorSlice(value.tensor.detach().cpu(), value.shape, value.offsets)
+        slices = all_gather(local_slice)
         if not keep:
             return None
-        found = mine.tensor.new_empty(mine.shape)
-        for other in slices:
-            other.put_into(found)
-        return found
+        tensor = local_slice.tensor.new_empty(local_slice.shape)
+        for tensor_slice in slices:
+            tensor_slice.put_into(tensor)
+        return tensor
 
-    found: dict[str, Any] = whole(nest)
-    return found if keep else {}
+    result: dict[str, Any] = gather(nest)
+    return result if keep else {}

@@ -1,12 +1,13 @@
-"""Compares the loss of a few samples with that of their halves, where batches are split.
+"""Compares the loss of a few samples with the losses of their halves, if batches are split.
 
-Microbatches train what the whole batch would only if its loss is the mean over the losses of its
-parts. A loss that compares samples with each other, a contrastive one, isn't.
+Training with microbatches equals training with whole batches only if a batch's loss is the mean of its
+microbatches' losses. A loss that compares samples with each other, such as a contrastive loss, isn't.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import ActivePlugins
     from eventloop.state import State
 
-# Relative; rounding in the precision of the run is far below, a loss over pairs far above.
+# Relative tolerances: rounding errors are far smaller, and a loss over pairs differs by far more.
 _TOLERANCE = {"fp32": 0.01, "tf32": 0.01}
 _TOLERANCE_OF_HALF = 0.05
 
 
 class SplitCheck:
-    """Warns, at the first batch that is split, if the loss isn't the mean over its parts.
+    """Warns at the first split batch if its loss isn't the mean of its microbatches' losses.
 
-    Computes the loss of one microbatch and of its halves, in evaluation mode and without gradients,
-    which takes no more memory than training on it. What can't be compared is left alone: a model
-    that has no loss in evaluation mode, a loss that draws random numbers.
+    Computes the loss of a microbatch and of its halves, in evaluation mode and without gradients, which
+    takes no more memory than training on it. Gives no warning if the losses can't be compared: if the
+    model has no loss in evaluation mode, or the loss draws random numbers.
 
     Args:
-        active: has the loss without the plugins' wrappers.
+        active: the plugins of the run; provides forward and loss without the plugins' wrappers.
     """
 
     __slots__ = ("_active", "_comparison", "_is_done")
@@ -55,9 +56,9 @@ class SplitCheck:
     def batch_start(self, state: State) -> None:
         if self._is_done or state.microbatch_size is None:
             return
-        # A resumed run must not run a model once more than one that was never interrupted.
+        # A resumed run must call the model exactly as often as an uninterrupted run.
         is_late = state.clock.batch > 0 and state.settings.microbatch_size != "auto"
-        # A plugin that splits batches or trains on them by itself answers for what it computes.
+        # A plugin that splits batches or implements `train_batch` is responsible for its losses.
         is_owned = any(state.owner(action) != "core" for action in ("split_batch", "train_batch"))
         if is_late or is_owned:
             self._is_done = True
@@ -67,7 +68,7 @@ class SplitCheck:
         attributes = _Attributes(state.model)
         try:
             self._comparison = self._begin(state)
-        except Exception:  # noqa: BLE001  what is wrong with the batch, training on it will say
+        except Exception:  # noqa: BLE001  training on the batch will raise the same error
             self._is_done = True
         finally:
             attributes.put_back()
@@ -75,7 +76,7 @@ class SplitCheck:
             state.batch = batch
         self._is_done = self._is_done or self._comparison is not None
 
-    # Behind the step, as the losses are on their way to the host while the device computes it.
+    # After the step: the losses are copied to the host while the device computes the step.
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
         if self._comparison is not None and self._comparison.losses.is_ready():
@@ -87,28 +88,28 @@ class SplitCheck:
             self._compare(state)
 
     def _begin(self, state: State) -> _Comparison | None:
-        """Computes the losses of some samples, twice, and of their halves.
+        """Starts to compute the losses of a microbatch, twice, and of its halves.
 
-        None if this batch has one sample, so that a later one has to be looked at.
+        Returns None if this batch has a single sample, so a later batch has to be checked.
         """
         size = max(2, state.microbatch_size or 2)
         loader = loader_of(state.train_dataloader)
-        whole = loader.split(state.batch, size)[0]
+        microbatch = loader.split(state.batch, size)[0]
         plans = {name: self._active.unwrapped(name, state) for name in ("forward", "loss")}
         weigh = self._active.unwrapped("weigh_microbatch", state)
         count = self._active.unwrapped("count_batch", state)
         with evaluation_mode(state):
-            samples = count(state, whole).samples
+            samples = count(state, microbatch).samples
             fewest_samples = samples
             if any(sharded(param) is not None for param in state.model.parameters()):
-                # Every pass of a sharded model is collective.
+                # A pass of a sharded model is collective, so all ranks must decide alike.
                 fewest_samples = min(state.all_gather(samples))
             if fewest_samples < 2:
                 return None
-            halves = loader.split(whole, math.ceil(samples / 2))
+            halves = loader.split(microbatch, math.ceil(samples / 2))
             losses = []
             weights = []
-            for batch in (whole, whole, *halves):
+            for batch in (microbatch, microbatch, *halves):
                 state.batch = batch
                 state.outputs = plans["forward"](state)
                 losses.append(plans["loss"](state))
@@ -121,12 +122,14 @@ class SplitCheck:
         assert comparison is not None
         numbers = comparison.losses.numbers()
         num = len(numbers) // 2
-        loss, again, *of_halves = numbers[:num]
+        # A loss that differs between two passes over the same samples is random.
+        loss, repeated_loss, *losses_of_halves = numbers[:num]
         _, _, *weights = numbers[num:]
         total = sum(weights)
-        if loss != again or not math.isfinite(loss) or not total:
+        if loss != repeated_loss or not math.isfinite(loss) or not total:
             return
-        mean = sum(half * weight for half, weight in zip(of_halves, weights, strict=True)) / total
+        weighted_losses = map(operator.mul, losses_of_halves, weights)
+        mean = sum(weighted_losses) / total
         tolerance = _TOLERANCE.get(state.precision.name, _TOLERANCE_OF_HALF)
         if not math.isfinite(mean) or math.isclose(loss, mean, rel_tol=tolerance, abs_tol=1e-6):
             return
@@ -144,13 +147,13 @@ class SplitCheck:
 
 
 class _Attributes:
-    """Attributes of modules: counters, queues that grow, generators of their own.
+    """A copy of the attributes of modules, such as counters, and of their random generators.
 
     Objects that a pass changes in place, such as lists, aren't copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # A lazy module has another class after its first pass, which is no change of an attribute.
+        # The first pass changes the class of a lazy module, which can't be undone here.
         modules = [module for module in model.modules() if not _is_lazy(module)]
         self._values = [
             (values, dict(values))
@@ -180,11 +183,12 @@ def _is_lazy(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Losses on their way to the host.
+    """Losses that are being copied to the host.
 
     Args:
-        samples: how many the whole has.
-        losses: of the whole, of the whole again and of its halves; then the weight of each.
+        samples: the number of samples of the microbatch.
+        losses: the loss of the microbatch, its loss in a second pass, and the losses of its halves;
+            then the weight of each.
     """
 
     samples: int

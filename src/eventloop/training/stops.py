@@ -1,4 +1,4 @@
-"""Stops before the end of a run: what a result says of them, and warnings about those that are overridden."""
+"""Stops before the planned end of a run: their description in results, and warnings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 ANSWERED = "should_stop was answered with True"
-# The origin of the task among plugins.
+# The origin of a stop that the task requested.
 _TASK = "task"
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why a fit ended before its time.
+    """Why a fit ended before its planned end.
 
     Args:
-        reason: as it was given.
-        plugin: the one that asked for it, with its package and version; "task" for the task; None if the
-            caller or the core did.
-        moment: where the fit ended.
+        reason: the reason passed to `request_stop`.
+        plugin: the plugin that requested the stop, with its package and version; "task" for the task;
+            None for the caller or the core.
+        moment: when the fit ended.
     """
 
     reason: str
@@ -47,7 +47,7 @@ class Stopped:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the task has ended its own run: it counts steps itself, say."""
+        """Whether the task ended its own run, for example because it counts steps itself."""
         return self.plugin == _TASK and self.reason == ANSWERED
 
 
@@ -58,7 +58,7 @@ def stop_of(state: State) -> Stopped | None:
 
 
 def warn_of_overridden_stop(state: State, stopped: Stopped) -> None:
-    """Warns that a fit continues a run that was stopped on purpose."""
+    """Warns that this fit continues a run that was stopped on purpose."""
     if state.rank == 0:
         warnings.warn(
             f"the run was {stopped}, and this fit() continues it until {state.until}; "
@@ -68,14 +68,14 @@ def warn_of_overridden_stop(state: State, stopped: Stopped) -> None:
 
 
 def warn_of_repeated_stop(state: State, stopped: Stopped) -> None:
-    """Warns that a fit has trained nothing, since the run was stopped again before its first batch.
+    """Warns that a fit trained no batch, because the run was stopped again before its first batch.
 
-    A trial that was pruned is told so whenever it is started: nothing is to be done about it.
+    Doesn't warn about a pruned trial, which is stopped whenever it is started.
     """
     is_pruned = state.stop_reason is not None and state.stop_reason.kind == "pruned"
     if state.rank == 0 and not is_pruned:
         warnings.warn(
-            f"nothing was trained: the run is {stopped}. To train on, call fit(until=...) with a later "
-            "end, or change the options of what stops it",
+            f"nothing was trained: the run is {stopped}. To continue it, call fit(until=...) with a "
+            "later end, or change the options of the plugin that stops it",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""Shapes of outputs and targets: refused where torch would broadcast one along the samples of the other."""
+"""Raises an error if torch would broadcast outputs along the samples of targets, or vice versa."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from eventloop.data.batches import map_tensors
 from eventloop.errors import TaskError
 
 T = TypeVar("T")
-# How torch's warning begins in mse_loss, l1_loss, smooth_l1_loss and huber_loss (2.13); it has no
-# category of its own.
+# The beginning of torch's warning in mse_loss, l1_loss, smooth_l1_loss and huber_loss. It is a plain
+# UserWarning, so it can only be recognized by its text (torch 2.13).
 _BEGINNING = "Using a target size"
 _BROADCAST = (
-    "was given shapes that differ and would be broadcast, each output compared with all targets"
+    "received shapes that would be broadcast, so that each output is compared with all targets"
 )
 _ORIGINS = _OUTPUTS, _TARGETS = frozenset(["outputs"]), frozenset(["targets"])
 _FIX = (
-    "give both one shape, `outputs.squeeze(1)` or `targets.unsqueeze(1)` say; where broadcasting is "
-    "meant, `torch.broadcast_tensors(outputs, targets)`"
+    "give both the same shape, for example `outputs.squeeze(1)` or `targets.unsqueeze(1)`; if "
+    "broadcasting is intended, use `torch.broadcast_tensors(outputs, targets)`"
 )
 
 
 @contextmanager
 def shapes_must_match() -> Iterator[None]:
-    """Has a loss of outputs (16, 1) and targets (16,) be an error wherever it is computed.
+    """Makes a loss of outputs (16, 1) and targets (16,) an error, within the block.
 
-    Broadcast to (16, 16), each output would be compared with all targets.
+    torch would broadcast both to (16, 16) and compare each output with all targets.
 
     Raises:
-        TaskError: the shapes differ.
+        TaskError: a loss function of torch warned about shapes that differ.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", _BEGINNING, UserWarning)
@@ -52,45 +52,45 @@ def shapes_must_match() -> Iterator[None]:
             raise error from warning
 
 
-def watched_once(function: Callable[[Any, Any], T], what: str) -> Callable[[Any, Any], T]:
-    """Returns a function of outputs and targets whose first call is watched for such shapes.
+def watched_once(function: Callable[[Any, Any], T], subject: str) -> Callable[[Any, Any], T]:
+    """Returns a function of outputs and targets whose first call is checked for broadcasting.
 
-    For what torch doesn't warn of: `((outputs - targets) ** 2).mean()`. What is compiled isn't
-    watched.
+    Finds expressions that torch doesn't warn about: `((outputs - targets) ** 2).mean()`. Compiled calls
+    aren't checked.
 
     Args:
-        what: the function is, for messages: "the loss".
+        subject: the name of the function in messages: "the loss".
 
     Raises:
-        TaskError: by the first call: an operation of what comes of the outputs alone and what
-            comes of the targets alone has broadcast the one along the samples of the other.
+        TaskError: raised by the first call, if an operation broadcasts a tensor computed from only the
+            outputs along the samples of a tensor computed from only the targets, or vice versa.
     """
-    is_seen = False
+    was_called = False
 
     def watched(outputs: Any, targets: Any) -> T:
-        nonlocal is_seen
-        if torch.compiler.is_compiling() or is_seen:
+        nonlocal was_called
+        if torch.compiler.is_compiling() or was_called:
             return function(outputs, targets)
-        is_seen = True
-        with _Watch(what, outputs, targets):
+        was_called = True
+        with _OriginTracker(subject, outputs, targets):
             return function(outputs, targets)
 
     return watched
 
 
-class _Watch(TorchFunctionMode):
-    """Follows what comes of outputs and what comes of targets, through the functions of torch.
+class _OriginTracker(TorchFunctionMode):
+    """Tracks which tensors are computed from the outputs, and which from the targets.
 
     Args:
-        what: the function is that is watched.
-        outputs, targets: nests of tensors.
+        subject: the name of the function that is checked, for messages.
+        outputs, targets: nested tensors.
     """
 
-    def __init__(self, what: str, outputs: Any, targets: Any) -> None:
+    def __init__(self, subject: str, outputs: Any, targets: Any) -> None:
         super().__init__()
-        self._what = what
-        # By identity, which lasts as long as the tensor is held.
-        self._known: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self._subject = subject
+        # By id. The tensors are stored, too, so that no id is used again for another tensor.
+        self._origins: dict[int, tuple[Tensor, frozenset[str]]] = {}
         for nest, origin in zip((outputs, targets), _ORIGINS, strict=True):
             map_tensors(functools.partial(self._note, origin), nest)
 
@@ -101,32 +101,33 @@ class _Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        named = kwargs or {}
-        result = function(*args, **named)
-        tensors = [one for one in (*args, *named.values()) if isinstance(one, Tensor)]
-        origins = [self._known[id(one)][1] for one in tensors if id(one) in self._known]
+        keyword_args = kwargs or {}
+        result = function(*args, **keyword_args)
+        tensors = [arg for arg in (*args, *keyword_args.values()) if isinstance(arg, Tensor)]
+        origins = [
+            self._origins[id(tensor)][1] for tensor in tensors if id(tensor) in self._origins
+        ]
         if isinstance(result, Tensor) and origins:
             if len(tensors) == 2 and set(origins) == set(_ORIGINS):
-                one, other = tensors
-                _require_aligned(self._what, one, other, result)
-            everything: frozenset[str] = frozenset()  # torch 2.10 compiles no `frozenset[str]()`
-            self._note(everything.union(*origins), result)
+                _require_aligned(self._subject, *tensors, result)
+            all_origins: frozenset[str] = frozenset()  # torch 2.10 can't compile `frozenset[str]()`
+            self._note(all_origins.union(*origins), result)
         return result
 
     def _note(self, origin: frozenset[str], tensor: Any) -> None:
         if isinstance(tensor, Tensor):
-            self._known[id(tensor)] = tensor, origin
+            self._origins[id(tensor)] = tensor, origin
 
 
-def _require_aligned(what: str, one: Tensor, other: Tensor, result: Tensor) -> None:
-    """Raises TaskError if samples weren't compared one by one: (16, 1) and (16,) became (16, 16)."""
-    shapes = [tuple(one.shape), tuple(other.shape)]
-    few, many = sorted(shapes, key=len)
-    # Of as many dimensions, it was written so: (16, 1) against (1, 16).
-    if not few or len(few) == len(many) or few[0] != many[0] or few[0] == 1:
+def _require_aligned(subject: str, left: Tensor, right: Tensor, result: Tensor) -> None:
+    """Raises TaskError if samples weren't compared in pairs: (16, 1) and (16,) became (16, 16)."""
+    shapes = [tuple(left.shape), tuple(right.shape)]
+    short, long = sorted(shapes, key=len)
+    # With equal numbers of dimensions, (16, 1) and (1, 16), the broadcast is intended.
+    if not short or len(short) == len(long) or short[0] != long[0] or short[0] == 1:
         return
-    if result.numel() > max(one.numel(), other.numel()):
+    if result.numel() > max(left.numel(), right.numel()):
         raise TaskError(
-            f"{what} {_BROADCAST}: {shapes[0]} and {shapes[1]} became {tuple(result.shape)}",
+            f"{subject} {_BROADCAST}: {shapes[0]} and {shapes[1]} became {tuple(result.shape)}",
             fix=_FIX,
         )

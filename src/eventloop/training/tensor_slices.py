@@ -1,4 +1,4 @@
-"""Slices of tensors that are sharded over ranks: a rank's part, and its offsets in the whole."""
+"""Slices of tensors that are sharded over ranks: a rank's entries, and their offsets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """What a rank holds of a tensor that is spread over ranks.
+    """A rank's slice of a tensor that is sharded over ranks.
 
-    Each entry of the whole is in the slice of one rank, but for copies. A rank that holds none has an
-    empty slice.
+    Without copies, each entry of the whole tensor is in exactly one rank's slice. The slice of a rank
+    without entries is empty.
 
     Args:
-        tensor: the entries.
-        shape: of the whole.
-        offsets: the index of the first entry in the whole tensor, one number per dimension.
-        is_copy: whether another rank's slice has the same entries, so that this one isn't saved.
+        tensor: the entries of the slice.
+        shape: the shape of the whole tensor.
+        offsets: the index of the first entry in the whole tensor, a number for each dimension.
+        is_copy: whether another rank's slice has the same entries, so this slice isn't saved.
     """
 
     tensor: Tensor
@@ -29,21 +29,22 @@ class TensorSlice:
     offsets: tuple[int, ...]
     is_copy: bool = False
 
-    def put_into(self, whole: Tensor) -> None:
-        """Copies the entries to their place."""
-        target = whole
+    def put_into(self, whole_tensor: Tensor) -> None:
+        """Copies the entries to their offsets in the whole tensor."""
+        target = whole_tensor
         for dim, (start, length) in enumerate(zip(self.offsets, self.tensor.shape, strict=True)):
             target = target.narrow(dim, start if length else 0, length)
         target.copy_(self.tensor)
 
 
 def holds_slices(weights: Mapping[str, Any]) -> bool:
-    """Returns whether a flat dict has slices; then each rank's has."""
-    return any(isinstance(one, TensorSlice) for one in weights.values())
+    """Returns whether a flat dict contains slices; the answer is the same on all ranks."""
+    return any(isinstance(value, TensorSlice) for value in weights.values())
 
 
 def held(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries that this rank holds of a flat dict, as plain tensors."""
+    """Returns a flat dict with the plain tensors of this rank's slices."""
     return {
-        name: one.tensor if isinstance(one, TensorSlice) else one for name, one in weights.items()
+        name: value.tensor if isinstance(value, TensorSlice) else value
+        for name, value in weights.items()
     }

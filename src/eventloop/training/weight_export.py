@@ -1,4 +1,4 @@
-"""The export of weights: refused where they aren't finite, written to a file of safetensors; and loading by a model's own code."""
+"""Exports weights to a safetensors file, and prepares weights for models with their own loading code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # private: adds what old ones lacked (torch 2.13)
+
+# Private: its loading adds entries that old checkpoints lack, and otherwise copies (torch 2.13).
+from torch.nn.modules.batchnorm import _NormBase
 
 from eventloop.errors import EventloopError, NonFiniteError
 from eventloop.files.file_modes import apply_umask
@@ -24,55 +26,57 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 _PLAIN = (Tensor, nn.Parameter)
-# Of torch's own: they copy entries to where they belong, and do nothing else with a tensor.
+# torch's own loading code, which only copies the entries of a tensor.
 _COPYING = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 
 
 def fit_to_load(weights: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
-    """Returns weights that `model.load_state_dict` can take.
+    """Returns weights that `model.load_state_dict` accepts.
 
-    Tensors that are still to be read are read where a module overrides how it is loaded, or has a hook
-    for it: it may keep them, assign them to `.data`, or make arrays of them, as it can with plain ones.
+    Checkpoints provide tensors that are read from the file when they are copied. For modules with
+    their own loading code or a loading hook, they are replaced by plain tensors, since that code may
+    keep them, assign them to `.data`, or convert them to arrays.
     """
-    own = tuple(loaded_by_own_code(model))
-    read = {
-        name: one.detach()  # a subclass may only wrap another tensor
-        for name, one in weights.items()
-        if isinstance(one, Tensor) and type(one) not in _PLAIN and name.startswith(own)
-    }
-    return {**weights, **read} if read else weights
+    prefixes = tuple(loaded_by_own_code(model))
+    plain_tensors = {}
+    for name, value in weights.items():
+        is_plain = not isinstance(value, Tensor) or type(value) in _PLAIN
+        if not is_plain and name.startswith(prefixes):
+            # `detach` reads the tensor; a subclass may only wrap the tensor of the file.
+            plain_tensors[name] = value.detach()
+    return {**weights, **plain_tensors} if plain_tensors else weights
 
 
 def loaded_by_own_code(model: nn.Module) -> Iterator[str]:
-    """Yields the name prefixes of modules whose own code loads their weights."""
+    """Yields the name prefixes of modules that don't load their weights with torch's code."""
     if getattr(model.load_state_dict, "__func__", None) is not nn.Module.load_state_dict:
         yield ""
     for name, module in model.named_modules(remove_duplicate=False):
         load = getattr(module._load_from_state_dict, "__func__", None)
-        # No public name has the hooks (torch 2.13).
+        # Private: torch has no public access to the hooks (torch 2.13).
         if load not in _COPYING or module._load_state_dict_pre_hooks:
             yield f"{name}." if name else ""
 
 
-# Others read a file by the end of its name.
+# Other programs choose the format of a file by its suffix.
 _OTHER_FORMATS = {
-    ".bin": "one that torch.load reads",
+    ".bin": "a file for torch.load",
     ".ckpt": "a checkpoint",
-    ".onnx": "one of ONNX",
-    ".pt": "one that torch.load reads",
-    ".pt2": "one of torch.export",
-    ".pth": "one that torch.load reads",
+    ".onnx": "an ONNX model",
+    ".pt": "a file for torch.load",
+    ".pt2": "a file of torch.export",
+    ".pth": "a file for torch.load",
 }
-_WITH_EXPORT = "; eventloop-export, where it is active, writes this format"
+_WITH_EXPORT = "; the plugin eventloop-export writes this format"
 
 
 def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
-    """Writes the weights of a run, whole, to a file of safetensors; collective.
+    """Writes the whole weights of a run to a safetensors file. Collective: every rank must call it.
 
     Names are those of the model before `torch.compile`.
 
     Raises:
-        EventloopError: the file's name says that it has another format, or it can't be written.
+        EventloopError: the file's suffix is that of another format, or the file can't be written.
         NonFiniteError: a weight isn't finite.
     """
     if path.suffix in _OTHER_FORMATS:
@@ -82,30 +86,35 @@ def export(state: State, weights: Mapping[str, Tensor], path: Path) -> Path:
             f"{_WITH_EXPORT if path.suffix in ('.onnx', '.pt2') else ''}",
         )
     weights = {uncompiled_name(name): tensor for name, tensor in weights.items()}
-    if extra := [
-        name for name, one in weights.items() if not isinstance(one, Tensor | TensorSlice)
-    ]:
-        weights = {name: one for name, one in weights.items() if name not in extra}
+    extra_names = [
+        name for name, value in weights.items() if not isinstance(value, Tensor | TensorSlice)
+    ]
+    if extra_names:
+        weights = {name: tensor for name, tensor in weights.items() if name not in extra_names}
         if state.rank == 0:
             warnings.warn(
-                f"not exported, for they aren't tensors: {', '.join(extra)}", stacklevel=2
+                f"not exported, because they aren't tensors: {', '.join(extra_names)}", stacklevel=2
             )
     _require_finite(state, weights)
-    whole = gathered(weights, state.all_gather, keep=state.rank == 0)
-    return save_tensors(whole, path) if state.rank == 0 else path
+    whole_tensors = gathered(weights, state.all_gather, keep=state.rank == 0)
+    return save_tensors(whole_tensors, path) if state.rank == 0 else path
 
 
 def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
-    """Refuses parameters that aren't finite, or warns of them if `on_bad_loss` is "ignore"; collective."""
+    """Raises NonFiniteError if a parameter isn't finite; only warns with `on_bad_loss="ignore"`.
+
+    Collective: every rank must call it.
+    """
     trained = {uncompiled_name(name) for name in trained_names(state.model)}
-    mine = first_not_finite(held(weights), trained)
-    name = next((one for one in state.all_gather(mine) if one is not None), None)
-    if name is None:
+    local_name = first_not_finite(held(weights), trained)
+    names = [name for name in state.all_gather(local_name) if name is not None]
+    if not names:
         return
+    name = names[0]
     error = NonFiniteError(
         f"the weights aren't exported: {name!r} isn't finite",
-        fix="export an earlier checkpoint, `eventloop export CHECKPOINT FILE.safetensors`; with "
-        'on_bad_loss="ignore" they are written all the same',
+        fix="export an earlier checkpoint, `eventloop export CHECKPOINT FILE.safetensors`, or set "
+        'on_bad_loss="ignore" to export them anyway',
     )
     if state.settings.on_bad_loss == "raise":
         raise error
@@ -114,18 +123,26 @@ def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
-    """Writes tensors by name to a file of safetensors; raises EventloopError; returns its path."""
-    if not (reason := why_no_file(path)):
-        copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+    """Writes tensors by name to a safetensors file; returns its path.
+
+    Raises:
+        EventloopError: the file can't be written.
+    """
+    reason = why_no_file(path)
+    if not reason:
+        # Clones, because safetensors refuses tensors that share memory, such as tied weights.
+        copies = {
+            name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
+        }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(copies, path, metadata={"format": "pt"})  # which transformers asks for
+            save_file(copies, path, metadata={"format": "pt"})  # transformers requires this entry
             apply_umask(path)
         except (OSError, SafetensorError) as error:
             reason = str(error)
     if reason:
         raise EventloopError(
             f"the tensors can't be written to {str(path)!r}: {reason}",
-            fix="give another file, `model.safetensors`, say, or free space",
+            fix="choose another file, for example `model.safetensors`, or free disk space",
         )
     return path
