@@ -164,7 +164,7 @@ class GarbageCollection:
             SettingError: the interval is a fraction of an unknown length.
         """
         self._interval = resolved("gc_interval", self._interval, state)
-        # Most objects come from imports and are no garbage. If they are frozen already, as the command
+        # Most objects come from imports and aren't garbage. If they are frozen already, as the command
         # does, a full collection would find nothing.
         self._looks_at_all = gc.get_freeze_count() == 0
 

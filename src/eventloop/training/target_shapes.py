@@ -109,7 +109,8 @@ class _OriginTracker(TorchFunctionMode):
         ]
         if isinstance(result, Tensor) and origins:
             if len(tensors) == 2 and set(origins) == set(_ORIGINS):
-                _require_aligned(self._subject, *tensors, result)
+                left, right = tensors
+                _require_aligned(self._subject, left, right, result)
             all_origins: frozenset[str] = frozenset()  # torch 2.10 can't compile `frozenset[str]()`
             self._note(all_origins.union(*origins), result)
         return result
