@@ -91,7 +91,7 @@ class Choice:
         name = fold(plugin.name)
         if plugin.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return None
-        way_in = shell("-p", plugin.name) if in_command() else f"`{plugin.role}s=[...]`"
+        way_in = shell("-p", plugin.name) if in_command() else "`algorithms=[...]`"
         text = f"{_NOT_IN_RUN}: installed after the run began; add it with {way_in}"
         kind: Cause = "since"
         old_reason = self.off_then.get(name)
