@@ -55,14 +55,15 @@ class StatefulStream(IterableDataset):
     def __init__(self):
         self.at = 0
         self.turn = 0
-        self.read = shared_counts(1)
+        self.read = shared_counts(8)  # one for each worker: two that count in one place lose counts
 
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
         num_workers = 1 if info is None else info.num_workers
+        worker = 0 if info is None else info.id
         while self.at < 24 // num_workers:
             self.at += 1
-            self.read[0] += 1
+            self.read[worker] += 1
             yield self.turn * 100 + self.at
         self.at, self.turn = 0, self.turn + 1
 

@@ -104,7 +104,7 @@ def test_memory_is_counted_where_the_module_counts(kind):
 def test_without_float64_sums_are_in_float32(kind, monkeypatch):
     """The header says so: a mean over many batches has fewer digits."""
     poor = kind(**STREAMS, get_device_name=lambda device: "M4")
-    monkeypatch.setattr("eventloop.devices.device_kind._has", lambda dtype, device: False)
+    monkeypatch.setattr("eventloop.devices.device_kind._supports", lambda dtype, device: False)
 
     assert poor.sum_dtype is torch.float32
     assert poor.describe() == "M4; sums in float32: it has no float64"
