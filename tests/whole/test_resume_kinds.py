@@ -306,7 +306,7 @@ def run(folder, make, log):
     """Starts a run or goes on with it, to its end."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*batches were read again")
-        warnings.filterwarnings("ignore", ".*whether it gets the same batches isn.t known")
+        warnings.filterwarnings("ignore", ".*may get other batches than before")
         warnings.filterwarnings("ignore", ".*out of memory")
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         given, plugins, settings = make()
