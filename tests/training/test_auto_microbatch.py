@@ -131,7 +131,7 @@ def test_a_sample_that_does_not_fit_is_an_error(train):
     with pytest.raises(torch.OutOfMemoryError) as caught:
         train(0)
 
-    assert "come down to one sample" in "".join(caught.value.__notes__)
+    assert "was reduced to one sample" in "".join(caught.value.__notes__)
 
 
 class Fails:
