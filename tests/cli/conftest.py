@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import importlib_metadata
@@ -57,3 +57,87 @@ def no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 yield distribution
 
     monkeypatch.setattr(importlib_metadata, "distributions", of_the_test)
+
+
+_WRAPS = '''
+from eventloop import hookimpl
+
+class Plugin:
+    """Does a thing.
+
+    Args:
+        alpha: how much of it.
+    """
+
+    def __init__(self, *, alpha: float = 0.4, beta: int = 1): pass
+
+    @hookimpl(wrapper=True)
+    def loss(self, state):
+        return (yield)
+
+    @hookimpl(tryfirst=True)
+    def batch_end(self, state): pass
+'''
+_FOLLOWS = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl(after="aa-test")
+    def batch_end(self, state): pass
+
+    @hookimpl
+    def loss(self, state): return 1
+"""
+_DECLARES = '''
+from eventloop import hookimpl, hookspec
+
+class Hooks:
+    @hookspec(per="any", collection=True)
+    def aa_terms(self, state):
+        """Returns a term.
+
+        Called: once a batch.
+        """
+
+    @hookspec(per="any", firstresult=True)
+    def aa_weight(self, state):
+        "Returns the weight of all terms."
+
+class Plugin:
+    hookspecs = Hooks
+'''
+_IMPLEMENTS = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl
+    def aa_terms(self, state): ...
+"""
+
+
+@pytest.fixture
+def sources_of_two() -> dict[str, str]:
+    """The sources of two plugins that meet in two hooks, by name."""
+    return {"aa-test": _WRAPS, "bb-test": _FOLLOWS}
+
+
+@pytest.fixture
+def two(install: Callable[..., object], clean: Path, sources_of_two: dict[str, str]) -> Path:
+    """Installs two plugins that meet in two hooks; returns the working directory."""
+    for name, source in sources_of_two.items():
+        install(name, source)
+    return clean
+
+
+@pytest.fixture
+def sources_of_hooks() -> dict[str, str]:
+    """The sources of a plugin that declares hooks, and of one that implements one of them, by name."""
+    return {"aa-test": _DECLARES, "bb-test": _IMPLEMENTS}
+
+
+@pytest.fixture
+def extended(install: Callable[..., object], clean: Path, sources_of_hooks: dict[str, str]) -> Path:
+    """Installs a plugin that declares hooks, and one that implements one; returns the directory."""
+    for name, source in sources_of_hooks.items():
+        install(name, source)
+    return clean

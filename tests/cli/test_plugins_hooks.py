@@ -17,41 +17,6 @@ def as_json(ran):
     return json.loads(ran.out)
 
 
-DECLARES = """
-from eventloop import hookimpl, hookspec
-
-class Hooks:
-    @hookspec(per="any", collection=True)
-    def aa_terms(self, state):
-        \"\"\"Returns a term.
-
-        Called: once a batch.
-        \"\"\"
-
-    @hookspec(per="any", firstresult=True)
-    def aa_weight(self, state):
-        "Returns the weight of all terms."
-
-class Plugin:
-    hookspecs = Hooks
-"""
-TERMS = """
-from eventloop import hookimpl
-
-class Plugin:
-    @hookimpl
-    def aa_terms(self, state): ...
-"""
-
-
-@pytest.fixture
-def extended(install, clean):
-    """A plugin that declares hooks, and one that implements one of them."""
-    install("aa-test", DECLARES)
-    install("bb-test", TERMS)
-    return clean
-
-
 def test_hooks_of_plugins_are_listed_with_owner_and_implementers(run, extended, only):
     """Who may extend what is a question that the command answers, not the source."""
     rows = {one["name"]: one for one in as_json(run("plugins", "hooks", "--json", *only))}
@@ -74,10 +39,10 @@ def test_the_contract_of_a_plugins_hook_says_whose_it_is(run, extended, only):
     )
 
 
-def test_list_does_not_take_a_plugins_hook_for_a_slip(run, install, clean, only):
+def test_list_does_not_take_a_plugins_hook_for_a_slip(run, install, clean, sources_of_hooks, only):
     """It is like one of the core's, and another package declares it."""
-    install("aa-test", DECLARES.replace("aa_terms", "losses"))
-    install("bb-test", TERMS.replace("aa_terms", "losses"))
+    for name, source in sources_of_hooks.items():
+        install(name, source.replace("aa_terms", "losses"))
 
     rows = {one["name"]: one["status"] for one in as_json(run("plugins", "--json", *only))}
     alone = {

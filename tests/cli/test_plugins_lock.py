@@ -10,53 +10,12 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("no_others")
 
-HEAD = "from eventloop import hookimpl\n"
-AA = (
-    HEAD
-    + '''
-class Plugin:
-    """Does a thing.
-
-    Args:
-        alpha: how much of it.
-    """
-
-    def __init__(self, *, alpha: float = 0.4, beta: int = 1): pass
-
-    @hookimpl(wrapper=True)
-    def loss(self, state):
-        return (yield)
-
-    @hookimpl(tryfirst=True)
-    def batch_end(self, state): pass
-'''
-)
-BB = (
-    HEAD
-    + """
-class Plugin:
-    @hookimpl(after="aa-test")
-    def batch_end(self, state): pass
-
-    @hookimpl
-    def loss(self, state): return 1
-"""
-)
-
 
 def digest_of(code: str) -> str:
     return f"sha256:{hashlib.sha256(code.encode()).hexdigest()}"
 
 
-@pytest.fixture
-def two(install, clean):
-    """Two plugins that meet in two hooks."""
-    install("aa-test", AA)
-    install("bb-test", BB)
-    return clean
-
-
-def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, only):
+def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, sources_of_two, only):
     """It stands beside pyproject.toml, and is read by people and programs."""
     below = two / "deep"
     below.mkdir()
@@ -73,14 +32,14 @@ def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, only):
             "distribution": "eventloop-aa-test",
             "version": "1.0",
             "options": {"alpha": 0.2},
-            "files": {"eventloop_aa_test_module.py": digest_of(AA)},
+            "files": {"eventloop_aa_test_module.py": digest_of(sources_of_two["aa-test"])},
         },
         {
             "name": "bb-test",
             "role": "algorithm",
             "distribution": "eventloop-bb-test",
             "version": "1.0",
-            "files": {"eventloop_bb_test_module.py": digest_of(BB)},
+            "files": {"eventloop_bb_test_module.py": digest_of(sources_of_two["bb-test"])},
         },
     ]
     assert locked["eventloop"] == version("torch-eventloop")
@@ -96,12 +55,13 @@ def test_a_lock_that_cannot_be_written_is_an_error(run, two, only):
     assert "eventloop.lock can't be written: Is a directory" in ran.err
 
 
-def test_a_lock_sees_a_byte_of_code(run, two, tmp_path, only):
+def test_a_lock_sees_a_byte_of_code(run, two, sources_of_two, tmp_path, only):
     """The version says nothing of a file that was edited where it is installed."""
     unlocked = run("plugins", "lock", "--check", *only)
     run("plugins", "lock", *only)
     same = run("plugins", "lock", "--check", *only)
-    (tmp_path / "site" / "eventloop_bb_test_module.py").write_text(BB + "#")
+    edited = tmp_path / "site" / "eventloop_bb_test_module.py"
+    edited.write_text(sources_of_two["bb-test"] + "#")
 
     ran = run("plugins", "lock", "--check", *only)
 
@@ -110,7 +70,7 @@ def test_a_lock_sees_a_byte_of_code(run, two, tmp_path, only):
     assert "as locked" in same.out
     assert "changed  eventloop_bb_test_module.py of bb-test" in ran.err
     assert tomllib.loads((two / "eventloop.lock").read_text())["plugins"][1]["files"] == {
-        "eventloop_bb_test_module.py": digest_of(BB)
+        "eventloop_bb_test_module.py": digest_of(sources_of_two["bb-test"])
     }
 
 

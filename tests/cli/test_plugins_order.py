@@ -8,47 +8,6 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("no_others")
 
-HEAD = "from eventloop import hookimpl\n"
-AA = (
-    HEAD
-    + '''
-class Plugin:
-    """Does a thing.
-
-    Args:
-        alpha: how much of it.
-    """
-
-    def __init__(self, *, alpha: float = 0.4, beta: int = 1): pass
-
-    @hookimpl(wrapper=True)
-    def loss(self, state):
-        return (yield)
-
-    @hookimpl(tryfirst=True)
-    def batch_end(self, state): pass
-'''
-)
-BB = (
-    HEAD
-    + """
-class Plugin:
-    @hookimpl(after="aa-test")
-    def batch_end(self, state): pass
-
-    @hookimpl
-    def loss(self, state): return 1
-"""
-)
-
-
-@pytest.fixture
-def two(install, clean):
-    """Two plugins that meet in two hooks."""
-    install("aa-test", AA)
-    install("bb-test", BB)
-    return clean
-
 
 def as_json(ran):
     assert ran.status == 0, ran.err

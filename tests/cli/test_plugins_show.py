@@ -8,47 +8,6 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("no_others")
 
-HEAD = "from eventloop import hookimpl\n"
-AA = (
-    HEAD
-    + '''
-class Plugin:
-    """Does a thing.
-
-    Args:
-        alpha: how much of it.
-    """
-
-    def __init__(self, *, alpha: float = 0.4, beta: int = 1): pass
-
-    @hookimpl(wrapper=True)
-    def loss(self, state):
-        return (yield)
-
-    @hookimpl(tryfirst=True)
-    def batch_end(self, state): pass
-'''
-)
-BB = (
-    HEAD
-    + """
-class Plugin:
-    @hookimpl(after="aa-test")
-    def batch_end(self, state): pass
-
-    @hookimpl
-    def loss(self, state): return 1
-"""
-)
-
-
-@pytest.fixture
-def two(install, clean):
-    """Two plugins that meet in two hooks."""
-    install("aa-test", AA)
-    install("bb-test", BB)
-    return clean
-
 
 def as_json(ran):
     assert ran.status == 0, ran.err
@@ -92,41 +51,6 @@ def test_show_as_text_has_the_same(run, two):
 
     for part in ("eventloop-aa-test", "--aa-test.alpha", "batch_end", "wrapper", "import s"):
         assert part in ran.out
-
-
-DECLARES = """
-from eventloop import hookimpl, hookspec
-
-class Hooks:
-    @hookspec(per="any", collection=True)
-    def aa_terms(self, state):
-        \"\"\"Returns a term.
-
-        Called: once a batch.
-        \"\"\"
-
-    @hookspec(per="any", firstresult=True)
-    def aa_weight(self, state):
-        "Returns the weight of all terms."
-
-class Plugin:
-    hookspecs = Hooks
-"""
-TERMS = """
-from eventloop import hookimpl
-
-class Plugin:
-    @hookimpl
-    def aa_terms(self, state): ...
-"""
-
-
-@pytest.fixture
-def extended(install, clean):
-    """A plugin that declares hooks, and one that implements one of them."""
-    install("aa-test", DECLARES)
-    install("bb-test", TERMS)
-    return clean
 
 
 def test_show_and_order_know_the_hooks_of_plugins(run, extended, only):
