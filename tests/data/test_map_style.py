@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from eventloop.data.loaders import loader_of
 from eventloop.data.map_style import iterate
+from eventloop.distributed.processes import Processes
 
 
 class Numbers(Dataset):
@@ -96,3 +98,23 @@ def test_a_loader_of_another_class_is_asked_itself(num_workers):
     loader = Doubled(Numbers(), 4, num_workers=num_workers)
 
     assert len(list(iterate(loader))) == 2 * len(loader)
+
+
+def test_a_position_within_an_epoch_has_the_state_at_its_start():
+    """A resumed run draws the order again from there; between epochs the present state is enough."""
+    loader = DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
+    source = loader_of(loader).source(Processes(), 0)
+    between = source.state_dict(None)
+    batches = source.batches(0)
+    next(batches)
+    within = source.state_dict(1)
+
+    assert between["start"] is None
+    assert within["start"] != within["now"]
+
+    resumed = loader_of(
+        DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(9))
+    ).source(Processes(), 0)
+    resumed.load_state_dict(within, 0, 1)
+
+    assert list(map(repr, resumed.batches(0, 1))) == list(map(repr, batches))

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from eventloop.data.combined import cycled
 from eventloop.data.feed import Feed
+from eventloop.data.loaders import loader_of
 from eventloop.distributed.processes import Processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
@@ -87,3 +89,19 @@ def test_a_loader_that_was_loaded_at_its_end_draws_one_seed_for_the_next_epoch()
     torch.set_rng_state(rng_state)
 
     assert [taken(resumed, 1, epoch=1), torch.rand(())] == whole
+
+
+def test_a_repeated_loader_goes_on_with_its_pass():
+    """Its number decides the order of a shuffled loader, and is that of the repetition, not of the epoch."""
+    source = loader_of(cycled([1, 2, 3])).source(Processes(), 0)
+    batches = source.batches(0)
+    for _ in range(5):
+        next(batches)
+    saved = source.state_dict(5)
+
+    resumed = loader_of(cycled([1, 2, 3])).source(Processes(), 0)
+    resumed.load_state_dict(saved, 0, 5)
+
+    assert (saved["pass_idx"], saved["num_in_pass"]) == (1, 2)
+    assert resumed.state_dict(5) == saved
+    assert [next(resumed.batches(0, 5)) for _ in range(2)] == [3, 1]

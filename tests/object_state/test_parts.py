@@ -55,3 +55,17 @@ def test_hooks_of_training_are_parts_and_those_of_a_state_dict_are_not():
 
     assert "layer._forward_hooks[0]" in paths
     assert not any("state_dict" in path for path in paths)
+
+
+def test_what_torch_keeps_at_an_optimizer_is_no_state_of_the_run():
+    """A scheduler marks the optimizer's first step, which `resume` does, too; an attribute of a class's own is state."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer.num_restarts = 2
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+
+    paths = walk({"optimizer": optimizer}).locations
+
+    assert vars(optimizer)["_opt_called"]
+    assert "optimizer.num_restarts" in paths
+    assert not {"optimizer._opt_called", "optimizer.state", "optimizer.defaults"} & paths.keys()
