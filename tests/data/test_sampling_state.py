@@ -230,7 +230,7 @@ def test_a_path_that_is_no_data_of_the_sampler_is_left_and_named(path):
     sampler = Deque()
     expected = dict(vars(sampler))
 
-    with pytest.warns(UserWarning, match=f"stay as they are built: {path} isn't there"):
+    with pytest.warns(UserWarning, match=f"keep their initial values: {path} doesn't exist"):
         SamplingState({"sampler": sampler}).load_state_dict(
             {
                 "objects": {

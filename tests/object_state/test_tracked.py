@@ -175,9 +175,7 @@ def test_code_is_not_replaced_by_a_value():
     root = SimpleNamespace(transform=print, rate=0.1)
     state = {"contents": {}, "values": {"root.transform": 1}, "gone": ["root.rate"], "lost": {}}
 
-    words = (
-        r"root\.transform is a .*otherwise resume it with the task .* or start a new run in another"
-    )
+    words = r"root\.transform is a .*otherwise resume the run with the task .* or start a new run in another"
     with pytest.warns(UserWarning, match=words):
         TrackedObjects({"root": root}).load_state_dict(state)
 
@@ -462,7 +460,7 @@ def test_a_change_in_more_objects_than_are_entered_is_named(name):
     lost = objects.state_dict()["lost"]
     assert list(lost) == ["root.samples"]
     assert "1,001 entries" in lost["root.samples"]
-    assert "keep what changes in an array" in lost["root.samples"]
+    assert "Store the changing values in an array" in lost["root.samples"]
 
 
 def test_iterators_among_many_objects_are_named():
@@ -535,8 +533,8 @@ def test_more_objects_than_a_walk_enters_are_named_at_the_start_and_when_they_ch
     """With where they are, what it means for a resume, and what to do."""
     root = make_groups()
     message = (
-        r"first 20,000 objects of root are looked at .* most of them are in "
-        r"root.tables\['groups'\]\. .* must be allowed\. Keep many small objects as an array"
+        r"first 20,000 objects of root are checked for changes; most of them are in "
+        r"root.tables\['groups'\]\. .* must be allowed\. Store many small objects as an array"
     )
     with pytest.warns(UserWarning, match=message):
         objects = TrackedObjects({"root": root})
@@ -546,7 +544,7 @@ def test_more_objects_than_a_walk_enters_are_named_at_the_start_and_when_they_ch
 
     lost = objects.state_dict()["lost"]
     assert list(lost) == ["root.tables['groups']"]
-    assert "the run has changed others" in lost["root.tables['groups']"]
+    assert "the run has changed other objects" in lost["root.tables['groups']"]
 
 
 def test_an_object_that_is_freed_and_one_in_its_memory_differ():

@@ -52,7 +52,7 @@ class RunObjects:
         self._objects = TrackedObjects(
             roots,
             # A hook of a model may be a method of a plugin, which saves its state by itself.
-            apart=[*_parts_of_train_data(state), *state.plugins.values(), state, self._task],
+            excluded=[*_parts_of_train_data(state), *state.plugins.values(), state, self._task],
             weights=lambda: _weights_of(state),
             device=state.device,
         )

@@ -1,8 +1,8 @@
-"""What has changed in objects since a run was built: saved, restored in place, or named.
+"""Saves and restores the changes of objects since a run was built.
 
-A task builds its objects anew when a run is resumed. So a checkpoint needs what has changed in them
-since they were built, and the states of random generators. Values are put back into the objects that
-the task has built. An object that only the run has made can't be restored, and is named.
+When a run is resumed, the task builds its objects again. So a checkpoint only needs the changes since they
+were built, and the states of random generators. Values are restored into the objects that the task has
+built. An object that was created during the run can't be restored; it is reported instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from eventloop.object_state.values import Encoded, Encoder, class_name
 from eventloop.object_state.walk import MAX_OBJECTS, Walk, walk, where_most_are
 from eventloop.rng import is_generator
 
-# Handles of a process. A run that makes them when it needs them makes them again.
+# Objects that belong to a process. A resumed run creates them again when it needs them.
 _HANDLES = (
     logging.Logger,
     logging.Handler,
@@ -70,13 +70,13 @@ _IO_TYPES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedReader, io.FileIO)
 
 
 class BuiltLocation(NamedTuple):
-    """A location as it was when the run was built.
+    """A location when the run was built.
 
     Attributes:
-        value: as it was; referenced, like all objects that were built.
-        fingerprint: of the value.
+        value: the value at that time; the reference keeps its id from being used again.
+        fingerprint: the fingerprint of the value.
         owner: the path of the object that holds the value.
-        is_deletable: whether it is an attribute that can be deleted.
+        is_deletable: whether the location is an attribute that can be deleted.
     """
 
     value: Any
@@ -89,8 +89,8 @@ class BuiltContents(NamedTuple):
     """The contents of an object when the run was built.
 
     Attributes:
-        fingerprint: of the contents.
-        shape: of a tensor or an array; None of any other object.
+        fingerprint: the fingerprint of the contents.
+        shape: the shape of a tensor or an array; None for other objects.
     """
 
     fingerprint: Any
@@ -98,26 +98,27 @@ class BuiltContents(NamedTuple):
 
 
 class TrackedObjects:
-    """The state of objects that have no `state_dict`, or more state than it holds.
+    """The state of objects without a `state_dict`, or whose `state_dict` is incomplete.
 
     Args:
-        roots: the objects by name, as they were built.
-        apart: objects whose state is saved elsewhere; they aren't entered.
+        roots: the objects by name, right after they were built.
+        excluded: objects whose state is saved elsewhere; they aren't entered.
         weights: returns the tensors whose values are saved elsewhere.
-        device: where tensors of a checkpoint go if they weren't on the host.
-        needs_all: whether all that the run has changed must be saved. Of objects that are read by
-            index only iterators count: other values that can't be saved are files or caches.
-        max_bytes: the largest size of the value of a location that is saved.
-        is_run_state: whether checkpoints have the state, so that a warning says what they lack.
+        device: the device for tensors in a checkpoint that weren't on the host.
+        needs_all: whether every change must be saved. If not, because the objects are read by index,
+            only iterators and numbers count: other values that can't be saved are files or caches.
+        max_bytes: the maximum size of a saved value.
+        is_run_state: whether the state is saved in checkpoints, so that a warning about missing
+            objects is needed.
 
     Attributes:
-        lost: why the latest state lacks something, by the path of the location.
+        lost: reasons why values are missing in the latest state, by the path of the location.
     """
 
     def __init__(
         self,
         roots: Mapping[str, Any],
-        apart: Iterable[Any] = (),
+        excluded: Iterable[Any] = (),
         weights: Callable[[], Iterable[Tensor]] = tuple,
         device: torch.device | None = None,
         *,
@@ -126,8 +127,8 @@ class TrackedObjects:
         is_run_state: bool = True,
     ) -> None:
         self._roots = dict(roots)
-        # Referenced, so that no identity is used again.
-        self._apart = {id(value): value for value in apart}
+        # The references keep the ids from being used again.
+        self._excluded = {id(value): value for value in excluded}
         self._weights = weights
         self._needs_all = needs_all
         self._max_bytes = max_bytes
@@ -135,43 +136,43 @@ class TrackedObjects:
         self._code_of_start: dict[str, Any] = {}
         self._has_saved = False
         self.lost: dict[str, str] = {}
-        built = walk(self._roots, self._apart)
+        built = walk(self._roots, self._excluded)
         self._remember(built)
         if built.beyond and is_run_state:
             warnings.warn(
-                f"only the first {MAX_OBJECTS:,} objects of {', '.join(self._roots)} are looked at for "
-                f"changes to save; most of them are in {self._largest_part(built)}. If the run changes others, its "
-                "checkpoints lack them, and a resume without them must be allowed. Keep many small "
-                "objects as an array or a tensor, or save what changes in state_dict and "
+                f"only the first {MAX_OBJECTS:,} objects of {', '.join(self._roots)} are checked for changes; "
+                f"most of them are in {self._largest_part(built)}. If the run changes other objects, "
+                "checkpoints lack these changes, and a resume without them must be allowed. Store many "
+                "small objects as an array or a tensor, or save changes in state_dict and "
                 "load_state_dict of a plugin",
                 stacklevel=1,
             )
 
     def state_dict(self, *, only_changes: bool = True) -> dict[str, Any]:
-        """Returns what has changed since the objects were built.
+        """Returns the changes since the objects were built.
 
         Args:
-            only_changes: False for all that can be saved, changed or not.
+            only_changes: False to return everything that can be saved, changed or not.
 
         Returns:
-            `contents`: of containers, tensors, arrays and generators, by the object's path;
-            `values`: of attributes and other locations, by path; `gone`: the paths of attributes
-            that were deleted; `lost`: why something can't be saved, by path.
+            `contents`: the contents of containers, tensors, arrays and generators, by the object's path;
+            `values`: the values of attributes and other locations, by path; `gone`: the paths of
+            deleted attributes; `lost`: reasons why a change can't be saved, by path.
         """
         current = self._walk()
         lost: dict[str, str] = {}
-        counts: dict[str, str] = {}
-        # Contents first: values refer to objects in them.
+        lost_numbers: dict[str, str] = {}
+        # Contents first, since values refer to objects in them.
         encoder = self._encoder(current)
-        contents = self._encoded_contents(current, encoder, lost, counts, only_changes)
+        contents = self._encoded_contents(current, encoder, lost, lost_numbers, only_changes)
         values = self._encoded_values(current, encoder, lost, only_changes)
-        self._note_changes_beyond(current, lost, counts)
+        self._note_changes_beyond(current, lost, lost_numbers)
         if not self._needs_all:
-            lost = counts
+            lost = lost_numbers
         for path in self._iterators_in(current):
             lost[path] = (
-                "it is an iterator whose position Python doesn't show; keep an index or an "
-                "itertools.count in its place"
+                "it is an iterator whose position can't be read; use an index or an itertools.count "
+                "instead"
             )
         self.lost = lost if only_changes else {}
         self._has_saved |= only_changes
@@ -179,12 +180,12 @@ class TrackedObjects:
         return {"contents": contents, "values": values, "gone": gone, "lost": dict(self.lost)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, into the objects as they are.
+        """Restores the result of `state_dict` into the existing objects.
 
-        Warns of locations that don't exist, or have an object of another kind or shape.
+        Warns about locations that don't exist, or whose object has another type or shape.
 
         Raises:
-            LookupError, TypeError, ValueError, RuntimeError, AttributeError: no run has saved this.
+            LookupError, TypeError, ValueError, RuntimeError, AttributeError: the state is invalid.
         """
         locations = self._walk().locations
         decoder = Decoder(self._objects, self._device, self._classes)
@@ -199,15 +200,15 @@ class TrackedObjects:
                 location.delete()
         if misfits:
             warnings.warn(
-                "the checkpoint has values that don't fit the objects of this run, and that stay as "
-                f"they are built: {first_of(misfits)}. If you have changed the task or its data on purpose, "
-                "the run continues with these; otherwise resume it with the task and the versions of "
-                "packages that wrote the checkpoint, or start a new run in another run_dir",
+                "the checkpoint has values that don't fit the objects of this run, which keep their "
+                f"initial values: {first_of(misfits)}. If you have changed the task or its data on purpose, "
+                "no action is needed; otherwise resume the run with the task and the package versions "
+                "that wrote the checkpoint, or start a new run in another run_dir",
                 stacklevel=2,
             )
 
     def have_changed(self) -> bool:
-        """Returns whether anything but the states of generators differs from when it was built."""
+        """Returns whether anything except the states of generators has changed since the start."""
         state = self.state_dict()
         contents = [nest for nest in state["contents"].values() if nest["kind"] != "generator"]
         return bool(contents or state["values"] or state["gone"] or state["lost"])
@@ -217,8 +218,8 @@ class TrackedObjects:
         return self._iterators_in(self._walk())
 
     def _remember(self, built: Walk) -> None:
-        """Remembers the objects as they were built."""
-        self._objects = built.objects  # referenced, so that no identity is used again
+        """Records the state of the objects right after they were built."""
+        self._objects = built.objects  # the references keep the ids from being used again
         self._paths = {id(value): path for path, value in built.objects.items()}
         self._classes = _classes_in(built.locations.values())
         self._locations = {
@@ -239,7 +240,7 @@ class TrackedObjects:
         }
 
     def _walk(self) -> Walk:
-        return walk(self._roots, self._apart, self._paths)
+        return walk(self._roots, self._excluded, self._paths)
 
     def _encoder(self, current: Walk) -> Encoder:
         memory = SharedMemory(current.objects.values(), self._objects.values())
@@ -255,10 +256,13 @@ class TrackedObjects:
         current: Walk,
         encoder: Encoder,
         lost: dict[str, str],
-        counts: dict[str, str],
+        lost_numbers: dict[str, str],
         only_changes: bool,
     ) -> dict[str, Encoded]:
-        """Returns the contents of built objects; those of new objects are where these are referred to."""
+        """Returns the contents of built objects.
+
+        The contents of objects that were created later are encoded where they are referred to.
+        """
         contents: dict[str, Encoded] = {}
         for path, value in current.objects.items():
             built = self._contents.get(path)
@@ -272,15 +276,16 @@ class TrackedObjects:
                 try:
                     nest = encoder.encode_contents(value)
                 except NotSavableError:
-                    many = _many_in(current_fingerprint)
-                    if many is None:
+                    objects = _objects_in(current_fingerprint)
+                    if objects is None:
                         raise
                     reason = (
-                        f"it has {len(value):,} entries, and the run has changed objects in them; these "
-                        f"are saved of up to {MAX_ENTRIES:,}, keep what changes in an array"
+                        f"it has {len(value):,} entries, and the run has changed objects in them; such "
+                        f"objects are saved only in containers with up to {MAX_ENTRIES:,} entries. "
+                        "Store the changing values in an array"
                     )
-                    if many.differs_in_numbers(_many_in(built.fingerprint)):
-                        counts[path] = reason
+                    if objects.differs_in_numbers(_objects_in(built.fingerprint)):
+                        lost_numbers[path] = reason
                     raise NotSavableError(reason) from None
                 self._require_small(nest)
                 if built.shape is not None:
@@ -289,20 +294,20 @@ class TrackedObjects:
         return contents
 
     def _note_changes_beyond(
-        self, current: Walk, lost: dict[str, str], counts: dict[str, str]
+        self, current: Walk, lost: dict[str, str], lost_numbers: dict[str, str]
     ) -> None:
-        """Notes that objects have changed that the walk hasn't reached."""
+        """Adds a reason to `lost` if objects have changed that the walk hasn't reached."""
         if not current.beyond:
             return
         beyond = self._fingerprint_beyond(current)
         if beyond != self._beyond:
             path = self._largest_part(current)
             lost[path] = (
-                f"it has more than the {MAX_OBJECTS:,} objects that are looked at, and the run has "
-                "changed others; keep what changes in an array"
+                f"only {MAX_OBJECTS:,} objects in it are checked, and the run has changed other objects; "
+                "store the changing values in an array"
             )
             if beyond.differs_in_numbers(self._beyond):
-                counts[path] = lost[path]
+                lost_numbers[path] = lost[path]
 
     def _largest_part(self, current: Walk) -> str:
         return where_most_are(current.objects.keys()) or ", ".join(self._roots)
@@ -316,29 +321,26 @@ class TrackedObjects:
     ) -> dict[str, Encoded]:
         values: dict[str, Encoded] = {}
         weight_ids = self._weight_ids()
-        skipped_owners: set[str] = set()  # their parts don't exist in a new process
+        # Paths of objects that don't exist in a new process, nor do the locations in them.
+        skipped_owners: set[str] = set()
         for path, location in current.locations.items():
             value = location.value
             if location.owner in skipped_owners:
                 skipped_owners.add(path)
                 continue
             built = self._locations.get(path)
-            if (
-                only_changes
-                and built is not None
-                and built.value is value
-                and type(value) in PLAIN_TYPES
-            ):
-                continue  # most locations; the rest of this loop takes ten times as long
+            is_identical = built is not None and built.value is value
+            if only_changes and is_identical and type(value) in PLAIN_TYPES:
+                continue  # most locations end here; the rest of the loop takes ten times as long
             if path in self._weight_paths or id(value) in weight_ids or _is_irrelevant(value):
                 continue
             has_changed = built is None or built.fingerprint != fingerprint(value)
             if built is not None and location.namespace is None:
-                # Usually an entry: the contents of its container have the change.
+                # Usually an entry of a container, whose contents include the change.
                 if has_changed and not _has_contents(current.objects.get(location.owner)):
                     lost[path] = (
-                        "the run has replaced it in an object that can't be assigned to, such as "
-                        "default arguments; change a value in it instead"
+                        "the run has replaced it where values can't be assigned, for example in "
+                        "default arguments; change the value in place instead"
                     )
                 continue
             if not has_changed and (only_changes or type(value) not in PLAIN_TYPES):
@@ -385,21 +387,22 @@ class TrackedObjects:
         return paths
 
     def _is_code_of_start(self, path: str, code: Any) -> bool:
-        """Returns whether a function was there at the first save: the start of a process puts it there."""
+        """Returns whether a function existed at the first save, so every process creates it at its start."""
         if not self._has_saved:
             self._code_of_start[path] = code
         return self._code_of_start.get(path) is code
 
     def _require_restorable(self, location: Location) -> None:
-        """Raises NotSavableError unless the location exists in a new process, or is an attribute."""
+        """Raises NotSavableError for a cell of a closure that doesn't exist in a new process."""
         is_cell = location.namespace is not None and not location.is_deletable
         if is_cell and location.path not in self._locations:
             raise NotSavableError(
-                "it belongs to a function that the run has made; make the function in the task"
+                "it belongs to a function that was created during the run; create the function in the task"
             )
 
     def _require_small(self, nest: Encoded) -> None:
-        if (num_bytes := _num_bytes(nest)) > self._max_bytes:
+        num_bytes = _num_bytes(nest)
+        if num_bytes > self._max_bytes:
             size = num_bytes / 1024**2
             limit = self._max_bytes / 1024**2
             raise NotSavableError(f"it has {size:,.1f} MiB, and at most {limit:,.0f} are saved")
@@ -407,18 +410,19 @@ class TrackedObjects:
     # The steps of `load_state_dict`
 
     def _load_contents(self, contents: Mapping[str, Encoded], decoder: Decoder) -> Iterator[str]:
-        """Restores the contents of objects; yields what doesn't fit."""
+        """Restores the contents of objects; yields a description of each object that doesn't fit."""
         for path, nest in contents.items():
             target = self._objects.get(path)
-            if (reason := self._misfit(path, nest, target)) is not None:
+            reason = self._misfit(path, nest, target)
+            if reason is not None:
                 yield f"{path} {reason}"
             else:
                 decoder.decode_contents(nest, target)
 
     def _misfit(self, path: str, nest: Encoded, target: Any) -> str | None:
-        """Returns why an object can't take saved contents; None if it can."""
+        """Returns the reason why saved contents don't fit an object; None if they do."""
         if target is None or (path not in self._contents and not is_generator(target)):
-            return "isn't there"
+            return "doesn't exist"
         if not has_identity(target):
             return f"is {a(full_name(type(target)))}"
         shape = nest.get("built_shape")
@@ -429,11 +433,11 @@ class TrackedObjects:
     def _load_values(
         self, values: Mapping[str, Encoded], decoder: Decoder, locations: Mapping[str, Location]
     ) -> Iterator[str]:
-        """Assigns values; yields what doesn't fit."""
+        """Assigns values; yields a description of each location that doesn't fit."""
         for path, nest in values.items():
             location = locations.get(path) or self._new_location(path)
             if location is None:
-                yield f"{path} isn't there"
+                yield f"{path} doesn't exist"
                 continue
             value = decoder.decode(nest, location.value)
             if location.namespace is None or not _is_replaceable(location.value, value):
@@ -442,7 +446,7 @@ class TrackedObjects:
                 location.assign(value)
 
     def _new_location(self, path: str) -> Location | None:
-        """Returns the location of an attribute that the run has added to an object of the task."""
+        """Returns the location of an attribute that the saved run has added; None if it can't exist."""
         owner_path, _, name = path.rpartition(".")
         owner = self._objects.get(owner_path)
         if isinstance(owner, type):
@@ -455,9 +459,9 @@ class TrackedObjects:
     def _reset_other_values(
         self, locations: Mapping[str, Location], values: Mapping[str, Encoded]
     ) -> None:
-        """Resets values that this process has changed and the saved run had not.
+        """Resets values that this process has changed but the saved run hadn't.
 
-        A data set that is told its epoch before its state is loaded may count that, or swap two tensors.
+        For example, a data set may count calls of `set_epoch`, which the loop calls before loading.
         """
         weight_ids = self._weight_ids()
         for path, location in locations.items():
@@ -465,29 +469,32 @@ class TrackedObjects:
             if built is None or path in values or location.namespace is None:
                 continue
             if path in self._weight_paths or id(location.value) in weight_ids:
-                continue  # another part of the checkpoint has restored it
+                continue  # restored by another part of the checkpoint
+            # Functions that the process sets at its start, handles and the user's objects stay.
             if not _is_value(built.value) or not _is_value(location.value):
-                continue  # code that the start of a process puts there, handles, the user's objects
+                continue
             if built.fingerprint != fingerprint(location.value):
                 location.assign(built.value)
 
 
 @contextmanager
 def restored_objects(**roots: Any) -> Iterator[None]:
-    """Restores objects after a block to what they were before it, as far as that can be saved."""
+    """Restores objects after the block to their state before it, except for state that can't be saved."""
     objects = TrackedObjects(roots, is_run_state=False)
     state = objects.state_dict(only_changes=False)
     try:
         yield
     finally:
-        changed = objects.state_dict()["contents"]
-        contents = {path: nest for path, nest in state["contents"].items() if path in changed}
+        changed_contents = objects.state_dict()["contents"]
+        contents = {
+            path: nest for path, nest in state["contents"].items() if path in changed_contents
+        }
         objects.load_state_dict({**state, "contents": contents})
 
 
 @contextmanager
 def _noted(lost: dict[str, str], path: str) -> Iterator[None]:
-    """Notes that a value can't be saved, and why."""
+    """Adds the reason to `lost` if the block raises NotSavableError."""
     try:
         yield
     except NotSavableError as error:
@@ -495,7 +502,7 @@ def _noted(lost: dict[str, str], path: str) -> Iterator[None]:
 
 
 def _classes_in(locations: Iterable[Location]) -> dict[str, type]:
-    """Returns the enums and named tuples that objects use, by name."""
+    """Returns the enums and named tuples that the locations use, by name."""
     classes: dict[str, type] = {}
     waiting = [(location.value, 0) for location in locations]
     while waiting:
@@ -509,10 +516,11 @@ def _classes_in(locations: Iterable[Location]) -> dict[str, type]:
     return classes
 
 
-def _many_in(fingerprint: Any) -> Many | None:
-    """Returns the part of a fingerprint of contents that is about objects which aren't entered."""
-    last = fingerprint[-1] if isinstance(fingerprint, tuple) and fingerprint else None
-    return last if isinstance(last, Many) else None
+def _objects_in(fingerprint: Any) -> Many | None:
+    """Returns the last element of a fingerprint if it covers objects that aren't entered, else None."""
+    if not isinstance(fingerprint, tuple) or not fingerprint:
+        return None
+    return fingerprint[-1] if isinstance(fingerprint[-1], Many) else None
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:
@@ -537,23 +545,24 @@ def _is_value(value: Any) -> bool:
 
 
 def _is_irrelevant(value: Any) -> bool:
-    """Returns whether training can't depend on an object: a log, a lock, a thread, a file to write."""
+    """Returns whether an object can't affect training: a log, a lock, a thread, a file for writing."""
     if type(value) in _IO_TYPES:
         return bool(value.closed) or not value.readable()
     if isinstance(value, _HANDLES):
         return True
-    # A module may refer to objects of a trainer, which are made at each start. The tensors of the pretend
-    # accelerator have a class of its own.
-    module_name: object = type(value).__module__  # a descriptor, for functions of C
+    # A model may refer to objects of a trainer, which are created at each start. Tensors of the simulated
+    # accelerator also have a class of a plugin's package, but must be saved.
+    module_name: object = type(value).__module__  # for functions in C, it is a descriptor
     if not isinstance(module_name, str) or not is_of_trainer(module_name):
         return False
     return not is_entered(value) and not has_identity(value)
 
 
 def _wraps_method_in_library(code: Any, owner: Any) -> bool:
-    """Returns whether a library has wrapped a method of an object, which does what it did.
+    """Returns whether a function is a library's wrapper of an object's method.
 
-    A scheduler of torch wraps the `step` of its optimizer, also one that is made in the run.
+    Such a wrapper needn't be saved: for example, torch's schedulers wrap `step` of their optimizer
+    whenever they are created.
     """
     function = getattr(code, "__func__", code)
     if not isinstance(function, types.FunctionType):
@@ -565,14 +574,14 @@ def _wraps_method_in_library(code: Any, owner: Any) -> bool:
 
 
 def _has_contents(owner: Any) -> bool:
-    """Returns whether an object's entries are a part of its contents, or of another state."""
+    """Returns whether an object's entries are saved with its contents, or in a `state_dict`."""
     return has_identity(owner) or isinstance(
         owner, (tuple, frozenset, torch.nn.Module, torch.optim.Optimizer)
     )
 
 
 def _is_replaceable(current: Any, value: Any) -> bool:
-    """Returns whether a saved value may replace an object: not code, nor one of another class."""
+    """Returns whether a saved value may replace the current value, which must not be code."""
     return (
         type(current) is type(value)
         or type(current) in PLAIN_TYPES | TORCH_VALUES
