@@ -40,7 +40,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
     Args:
         name: torch's name of the device: cpu, cuda, cuda:1, xpu, mps, ... Without an index, the index
-            is `local_rank`. auto selects torch's accelerator if there is one, else the CPU.
+            is `local_rank`. auto selects torch's accelerator if available, else the CPU.
         local_rank: the index of this process on its machine.
 
     Raises:

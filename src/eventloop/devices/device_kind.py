@@ -79,7 +79,7 @@ class DeviceKind:
         return None
 
     def get_rng_state(self) -> Tensor | None:
-        """Returns the state of the device's random generator; None if it has none of its own."""
+        """Returns the state of the device's random generator; None if it uses the host's."""
         return None
 
     def set_rng_state(self, state: Tensor) -> None:
@@ -152,12 +152,14 @@ class Accelerator(DeviceKind):
             self.module.set_device(self.device)
 
     def is_opened(self) -> bool:
+        # torch.mps, for example, has no `is_initialized`.
         is_initialized = getattr(self.module, "is_initialized", torch.accelerator.is_available)
         return bool(is_initialized())
 
     def host_copy(self, tensor: Tensor, buffer: Tensor | None = None) -> Tensor:
         if self.streams is None:
             return super().host_copy(tensor)
+        # Only copies to pinned memory are asynchronous. Allocating it is slow, hence the buffer.
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return buffer.copy_(tensor, non_blocking=True)

@@ -156,6 +156,7 @@ def slots_of(value: Any) -> dict[str, types.MemberDescriptorType]:
     return _slots_of_class(kind)
 
 
+# Cached, since a walk asks for the slots of every object.
 @functools.lru_cache(maxsize=4096)
 def _slots_of_class(kind: Any) -> dict[str, types.MemberDescriptorType]:
     members: dict[str, types.MemberDescriptorType] = {}

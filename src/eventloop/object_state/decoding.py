@@ -72,6 +72,7 @@ class Decoder:
         if kind == "same":
             return self._numbered[nest["number"]]
         if kind in _MUTABLE_TYPES:
+            # Registered while it is still empty, since an entry may refer to its container.
             value = self._empty(nest, predecessor)
             self._numbered[nest["number"]] = value
             self._refill(value, nest, predecessor)

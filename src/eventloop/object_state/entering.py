@@ -199,6 +199,7 @@ def is_own_code(module_name: str | None) -> bool:
         return False
     if any(Path(path).is_relative_to(folder) for folder in _installed_folders()):
         return False
+    # Packages that were installed with `--target` have their *.dist-info in the same folder.
     depth = (module_name or "").count(".") + (Path(path).name == "__init__.py")
     parents = Path(path).parents
     return not _has_distributions(parents[min(depth, len(parents) - 1)])

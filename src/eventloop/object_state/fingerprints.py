@@ -219,6 +219,7 @@ def _fingerprint_of_entries(container: Any, visited: Collection[int] = ()) -> An
 
 
 def _fingerprint_of_tensor(tensor: Tensor) -> Any:
+    # Tensors that were created in inference mode have no version counter.
     version = None if tensor.is_inference() else tensor._version
     facts: tuple[Any, ...] = (tensor.dtype, tensor.requires_grad, version)
     if not is_plain_tensor(tensor):

@@ -94,6 +94,7 @@ class Encoder:
             return {"kind": "same", "number": number}
         if type(value) in (tuple, frozenset):
             return self._encode_new(value, depth)
+        # Numbered before its contents are encoded, so that a container may contain itself.
         number = len(self._objects)
         self._numbers[id(value)] = number
         self._objects.append(value)

@@ -62,6 +62,7 @@ def walk(
     excluded = set(excluded) - set(map(id, roots.values()))
     waiting = deque(Location(name, "", root) for name, root in roots.items())
     num_entered = 0
+    # Breadth first, so that only the most deeply nested objects are beyond the limit.
     while waiting and num_entered < MAX_OBJECTS:
         location = waiting.popleft()
         value = location.value

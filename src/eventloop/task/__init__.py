@@ -1,4 +1,4 @@
-"""Tasks: what is trained."""
+"""Tasks: model, data, loss, optimizer and metrics of a run."""
 
 from eventloop.task.task import Task
 

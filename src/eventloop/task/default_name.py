@@ -26,7 +26,7 @@ def name_of_model(model: Any) -> str:
     """Returns a name for a task: the name of the model's class, else of the script or notebook.
 
     Args:
-        model: an `nn.Module`, or a function or class that returns one.
+        model: an `nn.Module`, or a function or class that returns an `nn.Module`.
     """
     return _usable(_name_of(model)) or name_of_program()
 
@@ -45,6 +45,7 @@ def name_of_program() -> str:
     # Set by VS Code, and by Jupyter's server since version 2, in the kernel.
     notebook = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
     path = Path(getattr(main, "__file__", None) or notebook or "")
+    # `python -m package` runs package/__main__.py.
     name = path.parent.name if path.stem == "__main__" else path.stem
     return _usable(name) or _FALLBACK
 

@@ -109,6 +109,7 @@ class Rule:
 
     def _is_better(self, value: float, best: float, *, is_higher: bool) -> bool:
         """Returns whether a value is better than the best so far; False for NaN."""
+        # Relative to an infinite best value, the margin would be infinite and no value better.
         if math.isinf(best):
             return value > best if is_higher else value < best
         margin = self.threshold * abs(best)
@@ -160,6 +161,7 @@ class Schedule:
         self.optimizer = optimizer
         self.course = course
         self.rule = rule
+        # NaN until `begin` knows whether higher is better.
         self._progress = Progress(best=math.nan)
         self._followed: NamedMetric | None = None
         self._state = state
@@ -206,7 +208,7 @@ class Schedule:
             self._progress = Progress(best=-math.inf if metric.is_higher else math.inf)
 
     def observe(self, state: State) -> None:
-        """Applies the rule, if there is one, to the latest evaluation; waits for the device.
+        """Applies the rule, if any, to the latest evaluation; waits for the device.
 
         Collective: every rank must call it.
         """
@@ -218,6 +220,7 @@ class Schedule:
         # `Trainer.evaluate` between two fits repeats the evaluation of the same batch.
         if batch == previous_progress.batch:
             return
+        # All ranks use rank 0's value, so that rounding can't give them different rates.
         value, *_ = state.all_gather(metric.value(state.eval_metrics, "schedules.plateau"))
         self._progress = self.rule.next(
             previous_progress, value, batch, is_higher=bool(metric.is_higher)

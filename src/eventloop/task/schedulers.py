@@ -97,7 +97,7 @@ def total_steps(state: State, interval: str) -> int:
         length = round(length * steps_per_epoch(state))  # rounded like the end of the run
     if interval == "ep" and duration.unit == "ba":
         length = length / steps_per_epoch(state)
-    return max(1, int(length))
+    return max(1, int(length))  # torch's schedulers raise for 0 steps
 
 
 # The arguments that a scheduler function may request by the names of its parameters.

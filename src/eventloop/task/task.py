@@ -177,6 +177,7 @@ class Task:
             )
         if not self.loss_splits:
             hooks["split_batch"] = _in_one_piece
+        # Only hooks with a value: any implementation of an action replaces the core's default.
         plugin = SimpleNamespace(**{name: hookimpl(hook) for name, hook in hooks.items()})
         loss = self.loss
         if isinstance(loss, nn.Module):  # it may have parameters, or buffers such as class weights

@@ -219,6 +219,7 @@ def _check_maker(
     maker = value if isinstance(value, type) else type(value)
     if issubclass(maker, result_type):
         example = f"{argument}=lambda {parameter}: {_call(maker, parameter)}"
+    # An optimizer that exists already would hold parameters that surgery or wrapping may replace.
     if isinstance(value, result_type):
         raise TypeError(
             f"Task({argument}=...) takes a function of the {parameter}, which may be replaced before it "

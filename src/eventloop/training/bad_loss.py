@@ -110,7 +110,7 @@ class LossWatch:
         self._weights.end_fit(state)
 
     def keep_norm(self, batch: int, norm: Tensor) -> None:
-        """Stores the gradient norm of a batch; it shows whether this batch or the next is the bad one.
+        """Stores the gradient norm of a batch; it shows whether this batch or the next caused a bad loss.
 
         Args:
             batch: the number of the batch; the first is 1.

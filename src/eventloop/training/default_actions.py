@@ -1,4 +1,4 @@
-"""The core's own plugin: the default implementation of every action and question that has one.
+"""The core's own plugin: the default implementation of actions and questions.
 
 The defaults of `train_batch`, `evaluate` and `predict` belong to the loop and are in `loop.py`.
 """

@@ -112,13 +112,13 @@ def warn_of_lost_batch(state: State, interrupted: InterruptedFit) -> None:
     if state.rank != 0:  # all ranks raised at the same stage
         return
     if interrupted.stage == "stepping":
-        place = "within one of its optimizer steps or after one"
+        moment = "within one of its optimizer steps or after one"
     else:
         owner = state.owner("train_batch")
-        place = f"in train_batch of {owner!r}, whose optimizer steps can't be observed,"
+        moment = f"in train_batch of {owner!r}, whose optimizer steps can't be observed,"
     clock = state.clock
     warnings.warn(
-        f"batch {clock.batch + 1} (epoch {clock.epoch + 1}) raised {place} and isn't repeated, since some "
+        f"batch {clock.batch + 1} (epoch {clock.epoch + 1}) raised {moment} and isn't repeated, since some "
         "weights may have changed already; training continues with the next batch. To train on the "
         "whole batch, resume from a checkpoint in a new process",
         stacklevel=2,
