@@ -92,7 +92,7 @@ def test_a_loader_that_was_loaded_at_its_end_draws_one_seed_for_the_next_epoch()
 
 
 def test_a_repeated_loader_goes_on_with_its_pass():
-    """Its number decides the order of a shuffled loader, and is that of the repetition, not of the epoch."""
+    """The number of the pass decides the order of a shuffled loader, whatever the epoch is."""
     source = loader_of(cycled([1, 2, 3])).source(Processes(), 0)
     batches = source.batches(0)
     for _ in range(5):

@@ -58,7 +58,7 @@ def test_hooks_of_training_are_parts_and_those_of_a_state_dict_are_not():
 
 
 def test_what_torch_keeps_at_an_optimizer_is_no_state_of_the_run():
-    """A scheduler marks the optimizer's first step, which `resume` does, too; an attribute of a class's own is state."""
+    """A scheduler sets `_opt_called`, a class may have attributes of its own; only these are state."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     optimizer.num_restarts = 2
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
