@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,7 @@ class Draws:
         seeds = [host_generators()[name].seed for name in known]
         proxy = _SeedProxy()
         try:
-            seed = (lambda number: [one(number) for one in seeds]) if seeds else None
-            found = proxy.call(read, what, seed)
+            found = proxy.call(read, what, _together(seeds))
         except Exception:
             if not (saved.moved() | proxy.names) - known:
                 raise
@@ -122,6 +121,18 @@ class Draws:
         found = proxy.call(read, what, seed)
         look()
         return moved | proxy.names, found
+
+
+def _together(seeds: Sequence[Seed]) -> Seed | None:
+    """Returns a function that calls all of these functions; None if there is none."""
+    if len(seeds) < 2:
+        return seeds[0] if seeds else None
+
+    def seed(number: int) -> None:
+        for seed_generator in seeds:
+            seed_generator(number)
+
+    return seed
 
 
 def is_same(result: Any, other: Any) -> bool:
