@@ -37,7 +37,7 @@ class Actions(Protocol):
 
         Asked: once, before `build_model`, with the same answer on all ranks.
 
-        Wrap it to let ranks share samples: `(yield).sharing("tp", 2)` adds a dimension to
+        To let ranks share samples, wrap it: `(yield).sharing("tp", 2)` adds a dimension to
         `state.mesh`.
         """
 
