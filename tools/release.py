@@ -7,8 +7,8 @@ Wheels and source distributions of the core and of each plugin come into FOLDER,
 take the wheels and the source distributions; in each every plugin is listed and checked, and a small
 model is trained. `tox -e release` runs it.
 
-Pages that go out have placeholders, `@REPOSITORY@`, which whoever releases fills in: that is where a clone is got from.
-While one is left, everything is built and tried, but FOLDER is removed and the exit status is 1.
+`mkdocs.yml` has a placeholder, `@REPOSITORY@`, for the address of the repository, which the release fills in. While a
+placeholder is left, everything is built and tried, but FOLDER is removed and the exit status is 1.
 """
 
 from __future__ import annotations

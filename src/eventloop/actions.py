@@ -1,9 +1,9 @@
 """The actions, in the order in which the loop asks for them.
 
-An action does something, and one implementation owns it: a plugin's, else the task's, else the
-core's in `training/default_actions.py`. The owner must give a result that isn't None. To change instead of
-replace, wrap it: a wrapper runs around the owner, and `state.again()` inside it runs what it
-encloses once more.
+An action does something, and a single implementation owns it: a plugin's, else the task's, else the
+core's in `training/default_actions.py`. The owner must return a result that isn't None. To change an action
+instead of replacing it, wrap it: a wrapper runs around the owner, and calling `state.again()` in the wrapper
+repeats the wrapped implementation.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def build_mesh(self, state: State) -> Layout:
-        """Returns how the ranks are arranged; default: each trains on samples of its own.
+        """Returns the arrangement of the ranks. Default: each rank trains on its own samples.
 
-        Asked: once, before `build_model`, alike on all ranks.
+        Asked: once, before `build_model`, with the same answer on all ranks.
 
-        Wrap it to have ranks share samples, `(yield).sharing("tp", 2)`: `state.mesh` has the dimension
-        then.
+        To let ranks share samples, wrap it: `(yield).sharing("tp", 2)` adds a dimension to
+        `state.mesh`.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -50,23 +50,23 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def wrap_model(self, state: State) -> nn.Module:
-        """Returns what a forward pass with gradients calls: `state.model`, or a wrapper around it.
+        """Returns the module that a forward pass with gradients calls: `state.model`, or a wrapper.
 
         Asked: once, after `init`.
 
-        Parameters may be replaced here, in `state.model`. Where there are several ranks, backward
-        through it averages gradients over them, on the last microbatch alone; microbatches are
+        Parameters of `state.model` may be replaced here. With several ranks, the module's backward
+        pass averages gradients over the ranks, only on the last microbatch; microbatches are
         weighted accordingly. Default: DistributedDataParallel with several ranks.
         """
 
     @hookspec(per="run", firstresult=True)
     def wrap_companion(self, state: State, companion: nn.Module) -> nn.Module:
-        """Returns a second model where this rank computes with it: a teacher, a reference.
+        """Returns a second model, such as a teacher or a reference, on the device of this rank.
 
         Asked: by `state.companion`, before the optimizers are built.
 
-        Its parameters may be replaced, in place. Nothing in it is trained, and all ranks have the same
-        weights. Default: on `state.device`.
+        Its parameters may be replaced, in place. It isn't trained, and all ranks have the same
+        weights. Default: the module, moved to `state.device`.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -78,12 +78,12 @@ class Actions(Protocol):
 
     @hookspec(per="epoch", firstresult=True)
     def build_train_dataloader(self, state: State) -> Any:
-        """Returns the iterable of training batches, or () where there is none.
+        """Returns the iterable of training batches, or () without training data.
 
         Asked: once, and again at the start of an epoch if `should_rebuild_dataloader`.
 
-        With several ranks a map-style `DataLoader` gets a `DistributedSampler` and a list is
-        shared out; any other iterable gives the batches of `state.rank`.
+        With several ranks, a map-style `DataLoader` gets a `DistributedSampler`, and a list is
+        divided among the ranks; any other iterable must yield the batches of `state.rank`.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -92,16 +92,16 @@ class Actions(Protocol):
 
         Asked: once, after `build_train_dataloader`.
 
-        With several ranks each evaluates a part, as in training, but every sample once.
+        With several ranks, each rank evaluates a part, as in training, but every sample only once.
         """
 
     @hookspec(per="run", firstresult=True)
     def build_schedulers(self, state: State) -> Mapping[str, Sequence[tuple[str, LRScheduler]]]:
-        """Returns the schedulers by the interval they are counted in: "ba" or "ep".
+        """Returns the schedulers by the interval after which they move: "ba" or "ep".
 
         Asked: once, when the optimizers and the length of the run are known.
 
-        Each comes with the name of its optimizer. The length of the run is known by now.
+        Each scheduler comes with the name of its optimizer.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -118,21 +118,21 @@ class Actions(Protocol):
     def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
         """Loads weights into `state.model`, in place; True when done.
 
-        Those of DTensors are DTensors, sharded alike. Where a plugin's `capture_model` gives slices of
-        others, they may be `SavedTensor`s, of which a rank reads what it needs.
+        The weights for DTensors are DTensors with the same sharding. If a plugin's `capture_model`
+        returns slices, the others may be `SavedTensor`s, of which each rank reads only its part.
 
-        Asked: after `before_load`, and by `trainer.load_weights`. And for test sets: with the best
-        weights, then with what `state.model.state_dict()` held on this rank.
+        Asked: after `before_load`, and by `trainer.load_weights`. Also for test sets: with the best
+        weights, and then with the weights that `state.model.state_dict()` had on this rank before.
         """
 
     @hookspec(per="run", firstresult=True)
     def read_weights(self, state: State, path: Path, plugins: Sequence[str]) -> FoundWeights:
-        """Finds the weights at a path; default: those of safetensors files and of checkpoints.
+        """Finds the weights at a path. Default: reads safetensors files and checkpoints.
 
         Asked: by `trainer.load_weights`, which has `restore_model` load them.
 
         Args:
-            plugins: the folded names of those whose states are wanted, if they were saved, too.
+            plugins: folded names of the plugins whose saved states are needed, too.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -148,18 +148,19 @@ class Actions(Protocol):
     def count_batch(self, state: State, batch: Any) -> Count:
         """Counts the samples and tokens of a batch.
 
-        Asked: for every batch on the host, before it is copied to the device: `state.batch` is None
-            then. And by `state.current_count()` for a batch or microbatch under way, of which samples
-            alone are used: counting its tokens may wait for the device.
+        Asked: for every batch on the host, before it is copied to the device; `state.batch` is None.
+            Also by `state.current_count()` for the current batch or microbatch, which uses only the
+            number of samples, since counting tokens may wait for the device.
         """
 
     @hookspec(per="batch", firstresult=True)
     def train_batch(self, state: State) -> bool | StepOutcome:
-        """Trains on `state.batch`; True if the optimizers made a step, or what `optimizer_step` gave.
+        """Trains on `state.batch`; returns whether the optimizers made a step.
 
         Asked: once a batch, unless `should_skip_batch`.
 
-        Default: everything from `before_train_batch` to `zero_grad`.
+        Default: everything from `before_train_batch` to `zero_grad`. Its result is that of
+        `optimizer_step`.
         """
 
     @hookspec(per="batch", firstresult=True)
@@ -173,11 +174,11 @@ class Actions(Protocol):
     def weigh_microbatch(self, state: State) -> float | Tensor:
         """Returns the weight of `state.microbatch`, or `state.batch` in evaluation, in the mean loss.
 
-        Asked: once a microbatch, after `split_batch`, where there are several or the ranks may
-            differ; in evaluation, for means over a set.
+        Asked: once a microbatch, after `split_batch`, if there are several microbatches or the ranks
+            may differ; in evaluation, for means over a set.
 
-        A number, or a tensor of shape () on the device. Default: its labels other than -100 if the
-        model computes its own loss from labels of shape (N, T), otherwise its samples.
+        A number, or a tensor of shape () on the device. Default: the number of labels other than -100
+        if the model computes its own loss from labels of shape (N, T), otherwise of samples.
         """
 
     @hookspec(per="microbatch", firstresult=True)
@@ -192,8 +193,9 @@ class Actions(Protocol):
     def loss(self, state: State) -> Tensor:
         """Returns the loss of `state.outputs` and `state.targets`, a tensor of shape ().
 
-        Asked: once a microbatch, after `before_loss`. Runs under autocast. A mean over what
-        `weigh_microbatch` weighs. `state.outputs` may be None in its backward pass.
+        Asked: once a microbatch, after `before_loss`. Runs under autocast. The loss is a
+        mean, and `weigh_microbatch` returns the number of its terms. In the backward pass of the
+        loss, `state.outputs` may be None.
         """
 
     @hookspec(per="microbatch", firstresult=True)
@@ -202,7 +204,7 @@ class Actions(Protocol):
 
         Asked: once a microbatch, after `before_backward`.
 
-        An owner lets `state.precision.backward(loss)` do it, which scales the loss under fp16.
+        An owner calls `state.precision.backward(loss)`, which scales the loss under fp16.
 
         Args:
             loss: shape (), weighted for the mean over the batch.
@@ -212,11 +214,11 @@ class Actions(Protocol):
     def clip_gradients(
         self, state: State, optimizers: Mapping[str, Optimizer]
     ) -> dict[str, Tensor]:
-        """Clips the gradients of these optimizers' parameters, in place; they are unscaled.
+        """Clips the unscaled gradients of these optimizers' parameters, in place.
 
         Asked: once a batch, after the last `after_backward`, and by each closure call.
 
-        Gives numbers to log, `{"grad_norm": ...}` from the default, or {}.
+        Returns numbers to log, or {}. Default: `{"grad_norm": ...}`.
         """
 
     @hookspec(per="batch", firstresult=True)
@@ -227,21 +229,21 @@ class Actions(Protocol):
 
         Asked: once a batch, unless `should_skip_step`.
 
-        Under fp16 a step is skipped where gradients overflowed. Whether it was is known later: the
-        result is a `StepOutcome`, which is true or false like a bool, and waits when it is asked. An
-        owner lets `state.precision.step(optimizer)` do it, and returns what that gives.
+        Under fp16, a step is skipped if gradients overflowed, which the host learns later. The result
+        is then a `StepOutcome`, which is true or false like a bool, and waits for the device when it
+        is tested. An owner returns the result of `state.precision.step(optimizer)`.
 
         Args:
             closure: repeats `split_batch` to `clip_gradients` without events, from empty
-                gradients, and gives the batch's loss, shape (), detached.
+                gradients, and returns the batch's loss, shape (), detached.
         """
 
     @hookspec(per="batch", firstresult=True)
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
         """Empties the gradients of these optimizers' parameters; True when done.
 
-        Asked: once a batch, last of `train_batch`; first of each closure call; and by a fit after
-            one that raised.
+        Asked: once a batch, at the end of `train_batch`; at the start of each closure call; and by a
+            fit after a failed fit.
         """
 
     @hookspec(per="batch", firstresult=True)
@@ -250,7 +252,7 @@ class Actions(Protocol):
 
         Asked: after every batch with an optimizer step, and after every complete epoch.
 
-        Under fp16 it follows a step once it is known that it wasn't skipped: before the next
+        Under fp16, it is called when the host knows that the step wasn't skipped: before the next
         `optimizer_step`, or before an evaluation, a checkpoint or the end of the epoch.
         """
 
@@ -270,8 +272,7 @@ class Actions(Protocol):
 
         Asked: for each data loader, after `eval_start` or `predict_start`.
 
-        Wrap it to look at batches before they are copied to the device, or ahead of the one under
-        way.
+        Wrap it to inspect batches before they are copied to the device, or to read ahead.
         """
 
     @hookspec(per="eval batch", firstresult=True)
@@ -291,7 +292,7 @@ class Actions(Protocol):
 
     @hookspec(per="predict", firstresult=True)
     def predict(self, state: State, dataloader: Any) -> list[Any]:
-        """Returns the outputs for a data loader, one entry a batch, on the host.
+        """Returns the outputs for a data loader, as a list with an entry for each batch, on the host.
 
         Asked: by `trainer.predict`.
 
@@ -310,9 +311,9 @@ class Actions(Protocol):
     def capture_model(self, state: State) -> Mapping[str, Tensor]:
         """Returns the weights of `state.model` by name: tensors, or a `TensorSlice` of each.
 
-        Asked: by `save_checkpoint` and `export`, and before weights are restored in several ranks; on
-            every rank. Of whole tensors those of rank 0 are written, the others may give {}. Of
-            slices each rank's are, by itself; a tensor that isn't spread over ranks stays whole.
+        Asked: on every rank, by `save_checkpoint` and `export`, and before weights are restored on
+            several ranks. Only rank 0's whole tensors are written; other ranks may return {}. Each
+            rank writes its own slices; a tensor that isn't spread over ranks stays whole.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -321,19 +322,18 @@ class Actions(Protocol):
 
         Asked: for each checkpoint, on every rank.
 
-        What is left out has to be what the task builds again, and must not change: a checkpoint has a
-        digest of it, and is loaded into a model with the same weights only.
+        Weights that are left out must be built by the task, and must not change: a checkpoint has a
+        digest of them, and is only loaded into a model with the same weights.
 
         Args:
-            names: those of `capture_model`.
+            names: the names that `capture_model` returns.
         """
 
     @hookspec(per="run", firstresult=True)
     def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]]:
-        """Returns the optimizers' state dicts by name, as torch's `state_dict()`.
+        """Returns the optimizers' state dicts by name, in the format of torch's `state_dict()`.
 
-        Asked: by `save_checkpoint`, as `capture_model` is: whole tensors, or slices where the model's
-            are.
+        Asked: by `save_checkpoint`, as `capture_model`: with slices if the model has slices.
         """
 
     @hookspec(per="batch", firstresult=True)

@@ -1,13 +1,13 @@
 """The events, questions and collections, in firing order; each docstring is the hook's contract.
 
-An event notifies: every implementation is called and returns nothing. A question, named
-`should_...`, asks: any True means yes; who answers changes nothing. A collection asks, too, and gathers
-the answers: here, what each plugin says about itself. Hooks that do the work are actions, in
-`actions.py`. Plugins may declare more: `docs/how-to/let-others-extend-yours.md`.
+An event notifies: every implementation is called and returns nothing. A question, named `should_...`, is
+answered by any number of plugins: a single True means yes, and an answer must not change anything. A collection
+gathers the answers of all plugins. Hooks that do the work are actions, in `actions.py`. Plugins may
+declare further hooks: `docs/how-to/let-others-extend-yours.md`.
 
-Every contract has the same lines. *Fires*: how often, where, relative to what. *State*: what is
-new in the State or worth knowing at this moment. *May*: what an algorithm may do here; a
-callback only reads. *Must not*: what would break the run.
+Every contract has the same lines. *Fires* says how often the hook is called, and in which order relative to
+other hooks. *State* lists the attributes of the State that are new or worth knowing at this moment. *May*
+lists permitted changes by algorithms; a callback only reads. *Must not* lists actions that break the run.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Events(Protocol):
         """Called when the trainer is complete, restored from a checkpoint or new.
 
         Fires: once, always, as the last event of the trainer's constructor.
-        State: complete; `clock` is that of the start, or of the checkpoint.
-        May: copy weights (an average starts here), check what other plugins built.
+        State: complete; `clock` is at the start of the run, or at the time of the checkpoint.
+        May: copy weights (to start an average, for example), check the work of other plugins.
         Must not: train.
         """
 
     @hookspec(per="any", collection=True)
     def header_note(self, state: State) -> str | None:
-        """Asks each plugin what the header should say about it.
+        """Asks each plugin for a line about itself in the header.
 
         Asked: where the header is printed, and by `trainer.notes`; never within a batch.
         State: complete, after `after_load`.
@@ -84,7 +84,7 @@ class Events(Protocol):
 
         Fires: at the first fit of this process, and at the first after `training_end`.
         State: complete; the model is in training mode.
-        May: prepare what lasts over several fits.
+        May: acquire resources that are kept over several fits.
         Must not: assume that the clock is at zero.
         """
 
@@ -103,16 +103,16 @@ class Events(Protocol):
         """Asks whether `build_train_dataloader` should be called again for this epoch.
 
         Asked: at the start of every epoch but the first; algorithms only.
-        Answer: from the clock, alike on all ranks.
+        Answer: from the clock, the same on all ranks.
         """
 
     @hookspec(per="epoch")
     def epoch_start(self, state: State) -> None:
         """Called when an epoch begins or continues.
 
-        Fires: once an epoch, and again where a fit continues partway through one.
+        Fires: once an epoch, and again if a fit continues within the epoch.
         State: `clock.epoch` is this epoch's number, from 0; `resumed` is true if it continues.
-        May: change what depends on the epoch.
+        May: change anything that depends on the epoch.
         Must not: draw from the global random generators; the order of data comes from them next.
         """
 
@@ -122,7 +122,7 @@ class Events(Protocol):
 
         Fires: once a batch, never without its `after_dataloader`.
         State: no batch; `clock.batch` batches are done.
-        May: take the time.
+        May: measure the time.
         Must not: take batches itself.
         """
 
@@ -151,7 +151,7 @@ class Events(Protocol):
         """Asks whether this batch should be skipped: no forward, no step, but it counts.
 
         Asked: once a batch, after `batch_start`; algorithms only.
-        Answer: without waiting for the device, alike on all ranks.
+        Answer: without waiting for the device, the same on all ranks.
         """
 
     @hookspec(per="batch")
@@ -239,16 +239,16 @@ class Events(Protocol):
         """Asks whether the optimizers should ignore this batch's gradients.
 
         Asked: once a batch, after `after_train_batch`; algorithms only.
-        Answer: without waiting for the device, alike on all ranks. Schedulers don't move then.
+        Answer: without waiting for the device, the same on all ranks. Schedulers don't move then.
         """
 
     @hookspec(per="batch", closes="batch_start")
     def batch_end(self, state: State) -> None:
         """Called when a batch is done.
 
-        Fires: once a batch, also after one that was left out.
+        Fires: once a batch, also after a skipped batch.
         State: `clock` has advanced; the learning rates are still those that this step used;
-            `loss` is the batch's, detached, or None after a batch that was left out; `.grad` was
+            `loss` is the batch's, detached, or None after a skipped batch; `.grad` was
             emptied by `zero_grad`: `after_train_batch` sees gradients.
         May: change parameters (averaging, projection).
         Must not: wait for the device; `batch` is dropped afterwards.
@@ -259,7 +259,8 @@ class Events(Protocol):
         """Asks whether to evaluate now.
 
         Asked: after every batch's schedulers, and after every epoch's.
-        Answer: from the clock or from metrics, alike on all ranks; one evaluation a batch count.
+        Answer: from the clock or from metrics, the same on all ranks. There is at most one evaluation
+            for each batch count.
         """
 
     @hookspec(per="eval")
@@ -267,8 +268,9 @@ class Events(Protocol):
         """Called before an evaluation over all eval data loaders.
 
         Fires: once an evaluation.
-        State: until `eval_after_all` mode and weights of the evaluation, no gradients; `batch` empty.
-        May: change what the evaluation sees; to swap weights, wrap the action `evaluate`.
+        State: until `eval_after_all`, the model is in evaluation mode and gradients are off; `batch` is
+            None.
+        May: change the model for the evaluation; to swap weights, wrap the action `evaluate`.
         Must not: train.
         """
 
@@ -278,7 +280,7 @@ class Events(Protocol):
 
         Fires: once an eval data loader, in the order of their names in the task.
         State: `eval_name` is the data loader's name; its metrics are empty.
-        May: prepare what lasts for this data loader.
+        May: acquire resources for this data loader.
         Must not: iterate over the data loader.
         """
 
@@ -318,7 +320,7 @@ class Events(Protocol):
 
         Fires: once an eval batch, after `update_metrics`.
         State: `batch`, `outputs`, dropped afterwards.
-        May: add up numbers of its own, on the device.
+        May: add up its own numbers, on the device.
         Must not: wait for the device.
         """
 
@@ -328,7 +330,7 @@ class Events(Protocol):
 
         Fires: once an eval data loader.
         State: `eval_metrics[eval_name]`: tensors, shape (), by metric name.
-        May: log numbers and texts of its own; call `state.model`, to generate from prompts say.
+        May: log its own numbers and texts; call `state.model`, for example to generate from prompts.
         Must not: change the metrics.
         """
 
@@ -349,7 +351,7 @@ class Events(Protocol):
         Fires: once a batch, before `should_checkpoint` is asked.
         State: `eval_metrics` are new if this batch was followed by an evaluation.
         May: ask for a checkpoint with `state.request_checkpoint()`.
-        Must not: change what training uses; a checkpoint is taken next.
+        Must not: change the training; a checkpoint may be saved next.
         """
 
     @hookspec(per="batch")
@@ -357,7 +359,8 @@ class Events(Protocol):
         """Asks whether to save a checkpoint now.
 
         Asked: after `batch_checkpoint` and after `epoch_checkpoint`.
-        Answer: alike on all ranks; one checkpoint a batch count, at the last one when the fit is over.
+        Answer: the same on all ranks. There is at most one checkpoint for each batch count; at the last
+            batch count, it is saved when the fit is over.
         """
 
     @hookspec(per="batch")
@@ -365,7 +368,7 @@ class Events(Protocol):
         """Asks whether this epoch should end here, with data left over.
 
         Asked: once a batch. The epoch counts as complete.
-        Answer: alike on all ranks.
+        Answer: the same on all ranks.
         """
 
     @hookspec(per="batch")
@@ -373,7 +376,7 @@ class Events(Protocol):
         """Asks whether the run should stop.
 
         Asked: once a batch and once an epoch.
-        Answer: alike on all ranks; to say why, call `state.request_stop(reason)` in an event instead.
+        Answer: the same on all ranks; to give a reason, call `state.request_stop(reason)` in an event instead.
         """
 
     @hookspec(per="epoch", closes="epoch_start")
@@ -382,7 +385,7 @@ class Events(Protocol):
 
         Fires: once for each `epoch_start`.
         State: `clock.epoch` has advanced, unless the epoch was interrupted partway.
-        May: change parameters and what depends on the epoch.
+        May: change parameters, and anything that depends on the epoch.
         Must not: iterate over the data loaders.
         """
 
@@ -393,7 +396,7 @@ class Events(Protocol):
         Fires: once an epoch, before `should_checkpoint` is asked.
         State: `eval_metrics` are new if this epoch was followed by an evaluation.
         May: ask for a checkpoint with `state.request_checkpoint()`.
-        Must not: change what training uses; a checkpoint is taken next.
+        Must not: change the training; a checkpoint may be saved next.
         """
 
     @hookspec(per="fit", closes="fit_start")
@@ -403,8 +406,8 @@ class Events(Protocol):
         Fires: once for each `fit_start`, unless something raised.
         State: every logged number has been delivered.
         May: write files, flush.
-        Must not: change the model; a checkpoint wouldn't hold it. Log: no logger would receive it;
-            `epoch_end` and `eval_after_all` may.
+        Must not: change the model, since the change would be in no checkpoint; log, since loggers no
+            longer receive values (use `epoch_end` or `eval_after_all`).
         """
 
     @hookspec(per="run", closes="training_start")
@@ -422,8 +425,8 @@ class Events(Protocol):
         """Called when a prediction begins.
 
         Fires: once a call of `predict`.
-        State: the model in evaluation mode; gradients off.
-        May: prepare what lasts for this prediction.
+        State: the model is in evaluation mode and gradients are off.
+        May: acquire resources for this prediction.
         Must not: iterate over the data loader.
         """
 
@@ -479,7 +482,7 @@ class Events(Protocol):
 
     @hookspec(per="any")
     def log(self, state: State, numbers: dict[str, float], at: Moment) -> None:
-        """Called with the numbers that were logged at one moment.
+        """Called with the numbers that were logged at the same moment.
 
         Fires: for each moment with numbers, in order, at log intervals and before `fit_end`,
             when they have arrived on the host.
@@ -492,22 +495,22 @@ class Events(Protocol):
     def log_text(
         self, state: State, texts: dict[str, str | dict[str, list[Any]]], at: Moment
     ) -> None:
-        """Called with the texts and tables that were logged at one moment.
+        """Called with the texts and tables that were logged at the same moment.
 
-        Fires: for each moment with texts, on rank 0 alone, after `log` of the same moment.
+        Fires: for each moment with texts, only on rank 0, after `log` of the same moment.
         State: later than the texts; `at` is the moment that they belong to. A table is a dict of its
             columns, each a list of as many texts, numbers or None.
         May: write them.
-        Must not: change `texts`, which all loggers share; print one as it is, since a text may be
-            long and hold control characters: see `eventloop.toolbox.one_line`.
+        Must not: change `texts`, which all loggers share; print a text unchanged, since it may be
+            long and have control characters (use `eventloop.toolbox.one_line`).
         """
 
     @hookspec(per="any")
     def checkpoint_saved(self, state: State, path: Path | Url) -> None:
         """Called after a checkpoint was written to disk completely.
 
-        Fires: once for each that the core has written, on rank 0 alone, when a batch is done or
-            when the fit ends, before `fit_end`. The one at the end of a fit may replace another.
+        Fires: once for each checkpoint that the core has written, only on rank 0, at the end of a
+            batch or before `fit_end`. A checkpoint at the end of a fit may replace an earlier one.
         State: later than the checkpoint, whose manifest records its moment.
         May: copy it elsewhere; notify a person or an experiment tracker.
         Must not: change the folder, or the training, since the other ranks wouldn't know; rely on
@@ -518,9 +521,9 @@ class Events(Protocol):
     def exception(self, state: State, error: BaseException) -> None:
         """Called when something raised and training ends.
 
-        Fires: once a failure; every plugin is called, even if another one raises.
+        Fires: once a failure; every plugin is called, even if another plugin raises.
         State: as the failure left it.
-        May: write what helps to find the cause.
+        May: write information that helps to find the cause.
         Must not: swallow it; it is raised again afterwards.
         """
 
@@ -532,10 +535,10 @@ class Events(Protocol):
             constructor that fails, at the interpreter's exit; in reverse order.
         State: as the last event left it; incomplete after a constructor that failed.
         May: close files and processes.
-        Must not: raise for what was never opened.
+        Must not: fail if the plugin never opened anything.
         """
 
 
 EVENTS_AND_QUESTIONS = declared_hooks([Events])
-# The events alone.
+# Without questions and collections.
 EVENTS = {name: hook for name, hook in EVENTS_AND_QUESTIONS.items() if hook.kind == "event"}

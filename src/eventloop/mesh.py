@@ -1,4 +1,4 @@
-"""How the ranks are arranged: which train on samples of their own, and which share them."""
+"""The arrangement of the ranks: which ranks train on different samples, and which share samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Layout:
     other dimensions share their samples: each computes with a part of the model.
 
     Args:
-        sizes: of each dimension by its name, the outermost first; ranks 0 and 1 differ in the innermost.
+        sizes: the size of each dimension by its name, the outermost dimension first; ranks 0 and 1 differ
+            in the innermost dimension.
         data: the names of the dimensions over which samples are split.
-        parts: of the others those along which ranks hold different modules, as the stages of a pipeline
-            do; along the rest they hold the same, or shards of it (DTensor).
+        parts: the names of the dimensions along which ranks hold different modules, like the stages of a
+            pipeline; along the remaining dimensions they hold the same modules, or shards (DTensor).
     """
 
     sizes: dict[str, int]
@@ -41,66 +42,76 @@ class Layout:
 
     @property
     def data_world_size(self) -> int:
-        """Over how many ranks samples are split."""
+        """The number of ranks over which samples are split."""
         return prod(self.sizes[name] for name in self.data)
 
     def sharing(self, name: str, size: int, *, holds_parts: bool = False) -> Layout:
-        """Returns a layout in which ranks that follow each other share their samples.
+        """Returns a layout in which neighbouring ranks share their samples.
 
         Args:
-            name: of the new dimension, the innermost.
-            size: how many share; they are taken out of the innermost dimension of `data`.
-            holds_parts: whether each of them holds different modules.
+            name: name of the new dimension, which is the innermost.
+            size: how many ranks share; the innermost dimension of `data` is divided by it.
+            holds_parts: whether each of these ranks holds different modules.
 
         Raises:
-            SettingError: the ranks there can't be divided so.
+            SettingError: `size` doesn't divide the dimension of `data`.
         """
-        last = self.data[-1]
-        if size < 1 or self.sizes[last] % size:
-            num = self.sizes[last]
+        innermost = self.data[-1]
+        if size < 1 or self.sizes[innermost] % size:
+            num = self.sizes[innermost]
             raise SettingError(
-                f"the dimension {last!r} has {num} ranks, which can't be divided by {size}, for {name!r}",
+                f"the dimension {innermost!r} has {num} ranks, which can't be divided by {size}, for {name!r}",
                 fix=f"give {name} a size that divides {num}, or start another number of ranks",
             )
-        sizes = {**self.sizes, last: self.sizes[last] // size, name: size}
+        sizes = {**self.sizes, innermost: self.sizes[innermost] // size, name: size}
         parts = (*self.parts, name) if holds_parts else self.parts
         return replace(self, sizes=sizes, parts=parts)
 
     def position(self, rank: int) -> dict[str, int]:
         """Returns the index of a rank along each dimension."""
-        found = dict(self.sizes)
+        position = dict(self.sizes)
         for name in reversed(self.sizes):
-            rank, found[name] = divmod(rank, self.sizes[name])
-        return found
+            rank, position[name] = divmod(rank, self.sizes[name])
+        return position
 
     def data_rank(self, rank: int) -> int:
         """Returns the number of a rank's samples, of `data_world_size`."""
-        at = self.position(rank)
+        position = self.position(rank)
         number = 0
         for name in self.data:
-            number = number * self.sizes[name] + at[name]
+            number = number * self.sizes[name] + position[name]
         return number
 
     def part(self, rank: int) -> tuple[tuple[str, int], ...]:
-        """Returns which of the `parts` a rank holds."""
-        return tuple(one for one in self.position(rank).items() if one[0] in self.parts)
+        """Returns the index of a rank along each dimension of `parts`."""
+        position = self.position(rank)
+        return tuple((name, idx) for name, idx in position.items() if name in self.parts)
 
     def peers(self) -> list[list[int]]:
-        """Returns the ranks whose gradients are averaged: in each list, they differ in data alone."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        """Returns the ranks whose gradients are averaged, as lists of ranks that differ only in data."""
+        peers: dict[tuple[int, ...], list[int]] = {}
         for rank in sorted(range(self.world_size), key=self.data_rank):
-            at = (idx for name, idx in self.position(rank).items() if name not in self.data)
-            found.setdefault((*at,), []).append(rank)
-        return list(found.values())
+            position = self.position(rank)
+            model_position = tuple(idx for name, idx in position.items() if name not in self.data)
+            peers.setdefault(model_position, []).append(rank)
+        return list(peers.values())
 
-    def twin(self, other: Layout, rank: int) -> int | None:
-        """Returns the rank that had the samples of a rank of another layout; None if none had."""
-        if self == other:
+    def twin(self, layout: Layout, rank: int) -> int | None:
+        """Returns the rank here that has the same samples as a rank of another layout, if any.
+
+        Args:
+            layout: the other layout.
+            rank: a rank in it.
+        """
+        if self == layout:
             return rank
-        number = other.data_rank(rank)
-        return next((one for one in range(self.world_size) if self.data_rank(one) == number), None)
+        number = layout.data_rank(rank)
+        for candidate in range(self.world_size):
+            if self.data_rank(candidate) == number:
+                return candidate
+        return None
 
     def label(self, rank: int) -> str:
         """Returns a rank's number, with its position if there are several dimensions."""
-        at = ", ".join(f"{name} {idx}" for name, idx in self.position(rank).items())
-        return f"{rank} ({at})" if len(self.sizes) > 1 else str(rank)
+        position = ", ".join(f"{name} {idx}" for name, idx in self.position(rank).items())
+        return f"{rank} ({position})" if len(self.sizes) > 1 else str(rank)

@@ -1,10 +1,10 @@
 """Learning-rate schedules over `Time`: `Task(scheduler=schedules.cosine(warmup="0.05dur"))`.
 
-The rate of a batch is the schedule's value where the clock stands when the batch begins, so the
-first has the value at 0. Nothing else counts: a run that is resumed goes on exactly, and one that is
-extended, `fit(until="20ep")`, keeps the end of its schedule. A batch without an optimizer step leaves
-the rate alone; the next step takes it to where the clock is by then, so that the schedule ends where
-the run ends, whatever was skipped.
+The learning rate of a batch is the schedule's value at the time of the clock when the batch begins, so the
+first batch has the value at 0. It depends on nothing else: a resumed run continues exactly, and an extended
+run, `fit(until="20ep")`, keeps the end of its schedule. A batch without an optimizer step doesn't change
+the rate; the next step sets the rate for the current time, so that the schedule ends with the run even if
+steps were skipped.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def cosine(
     duration: str | Time | None = None,
     final_frac: float = 0.0,
 ) -> Maker:
-    """Returns what makes a schedule that falls along half a cosine after its warm-up.
+    """Returns a function that makes a schedule: the rate falls along half a cosine after its warm-up.
 
     Args:
-        warmup: how long the rate rises from 0 to the optimizer's own, in a straight line.
-        duration: when the fall ends, counted from the start of the run; not set: with the run.
-        final_frac: share of the optimizer's rate at the end, and from there on.
+        warmup: how long the rate rises linearly from 0 to the optimizer's rate.
+        duration: when the fall ends, counted from the start of the run; None: at the end of the run.
+        final_frac: share of the optimizer's rate at the end, and afterwards.
 
     Raises:
         ValueError: a time or a share makes no sense.
@@ -54,17 +54,17 @@ def linear(
     duration: str | Time | None = None,
     final_frac: float = 0.0,
 ) -> Maker:
-    """Returns what makes a schedule that falls in a straight line; all else as in `cosine`."""
+    """Returns a function that makes a schedule: the rate falls linearly; otherwise like `cosine`."""
     return _maker("linear", warmup=warmup, end=duration or "1dur", final_frac=final_frac)
 
 
 def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = None) -> Maker:
-    """Returns what makes a schedule that stays at the optimizer's rate after its warm-up.
+    """Returns a function that makes a schedule: the optimizer's rate, constant after the warm-up.
 
     Args:
         warmup: as in `cosine`.
-        cooldown: how long before the end of the run the rate falls to 0, in a straight line; not
-            set: it never falls, and the run needs no `max_duration`.
+        cooldown: how long before the end of the run the rate falls linearly to 0; None: it never
+            falls, and the run needs no `max_duration`.
 
     Raises:
         ValueError: a time makes no sense.
@@ -82,12 +82,12 @@ def wsd(
     curve: Literal["linear", "cosine", "sqrt"] = "linear",
     final_frac: float = 0.0,
 ) -> Maker:
-    """Returns what makes a schedule of warm-up, a stable rate, and a decay at the end of the run.
+    """Returns a function that makes a schedule: warm-up, stable rate, decay at the end of the run.
 
     Args:
         warmup: as in `cosine`.
         decay: how long before the end of the run the rate begins to fall.
-        curve: how it falls; "sqrt" is 1 minus the square root of the share that is done.
+        curve: how the rate falls; "sqrt" is 1 minus the square root of the completed share.
         final_frac: share of the optimizer's rate at the end.
 
     Raises:
@@ -105,13 +105,13 @@ def wsd(
 
 
 def inverse_sqrt(*, warmup: str | Time) -> Maker:
-    """Returns what makes a schedule that falls as 1 over the square root of what is done.
+    """Returns a function that makes a schedule: the rate falls with 1 over the square root of the time.
 
-    The run needs no `max_duration`, and may be extended: nothing depends on its end.
+    The run needs no `max_duration`, and may be extended: the schedule doesn't depend on its end.
 
     Args:
-        warmup: how long the rate rises from 0 to the optimizer's own, in a straight line; after
-            four times as long it has fallen to half.
+        warmup: how long the rate rises linearly from 0 to the optimizer's rate; at four times this
+            time, it has fallen to half.
 
     Raises:
         ValueError: the time makes no sense.
@@ -128,16 +128,16 @@ def one_cycle(
     start_frac: float = 0.04,
     final_frac: float = 4e-6,
 ) -> Maker:
-    """Returns what makes a schedule that rises and falls along half cosines.
+    """Returns a function that makes a schedule: the rate rises and falls along half cosines.
 
-    The optimizer's rate is the highest, in the middle. Momentum stays; torch's `OneCycleLR`
-    moves that, too.
+    The optimizer's rate is the maximum, after the warm-up. The momentum is constant; torch's
+    `OneCycleLR` changes it, too.
 
     Args:
         warmup: how long the rate rises.
         duration: as in `cosine`.
         start_frac: share of the optimizer's rate at the start.
-        final_frac: share of it at the end; the defaults are those of `OneCycleLR`.
+        final_frac: share of it at the end; both defaults are the same as in `OneCycleLR`.
 
     Raises:
         ValueError: a time or a share makes no sense.
@@ -163,16 +163,16 @@ def plateau(
     final_frac: float = 0.0,
     warmup: str | Time | None = None,
 ) -> Maker:
-    """Returns what makes a schedule that falls whenever a metric has stopped to improve.
+    """Returns a function that makes a schedule: the rate falls when a metric has stopped improving.
 
-    All ranks go by the value of rank 0. Evaluations during the warm-up count as others do.
+    All ranks use the value of rank 0. Evaluations during the warm-up count, too.
 
     Args:
-        metric: which one, as `checkpoint_best` takes it: "test/accuracy", "min test/error".
-        factor: what the rate is multiplied by, in (0, 1).
-        patience: how many evaluations without a better value are put up with.
-        threshold: what better means: by this share of the best value so far.
-        final_frac: share of the optimizer's rate below which it doesn't fall.
+        metric: the metric, in the format of `checkpoint_best`: "test/accuracy", "min test/error".
+        factor: the rate is multiplied by this factor, in (0, 1).
+        patience: number of evaluations without a better value before the rate falls.
+        threshold: a value is better if it improves the best value by more than this share of it.
+        final_frac: the rate doesn't fall below this share of the optimizer's rate.
         warmup: as in `cosine`.
 
     Raises:
@@ -196,15 +196,15 @@ def _maker(
     fall_name: str = "cooldown",
     rule: Rule | None = None,
 ) -> Maker:
-    """Returns what makes a schedule for an optimizer, once the length of the run is known.
+    """Returns a function that makes a schedule for an optimizer, when the run's length is known.
 
     Args:
-        curve, final_frac, start_frac, rise: as `Course` has them.
-        warmup: how long the rate rises; None: it starts at the optimizer's own.
+        curve, final_frac, start_frac, rise: as in `Course`.
+        warmup: how long the rate rises; None: it starts at the optimizer's rate.
         end: when the fall ends; None: it never begins.
         cooldown: how long the fall takes; None: from the warm-up to the end.
-        fall_name: what `cooldown` is called in messages.
-        rule: as `Schedule` has it.
+        fall_name: the name of `cooldown` in messages.
+        rule: as in `Schedule`.
 
     Raises:
         ValueError: a time makes no sense, or a share is outside 0 to 1.
@@ -212,7 +212,9 @@ def _maker(
     for name, frac in (("start_frac", start_frac), ("final_frac", final_frac)):
         if not 0.0 <= frac <= 1.0:
             raise ValueError(f"{name}={frac} is outside 0 to 1")
-    rises, ends, falls = (None if one is None else Time(one) for one in (warmup, end, cooldown))
+    rises = None if warmup is None else Time(warmup)
+    ends = None if end is None else Time(end)
+    falls = None if cooldown is None else Time(cooldown)
 
     def schedule(optimizer: Optimizer, state: State) -> Schedule:
         unit = unit_of(ends or rises or Time("1ba"), state)
@@ -224,13 +226,13 @@ def _maker(
         if falls:
             fall = stop - length_in(fall_name, falls, unit, state)
         run = state.duration
-        last = min(stop, (run and in_unit(run, unit, state)) or math.inf)
-        if top >= last or fall < top:
+        schedule_end = min(stop, (run and in_unit(run, unit, state)) or math.inf)
+        if top >= schedule_end or fall < top:
             times = {"warmup": rises, fall_name: falls}
-            given = [f"{name}={time}" for name, time in times.items() if time]
+            settings = [f"{name}={time}" for name, time in times.items() if time]
             raise SettingError(
-                f"{' and '.join(given)} {'leave' if len(given) > 1 else 'leaves'} nothing of a "
-                f"schedule that ends at {last:g}{unit}",
+                f"{' and '.join(settings)} {'leave' if len(settings) > 1 else 'leaves'} nothing of a "
+                f"schedule that ends at {schedule_end:g}{unit}",
                 fix='shorten it, to a fraction of the run for example: "0.05dur"',
             )
         course = Course(curve, unit, top, fall, stop, final_frac, start_frac, rise)

@@ -1,4 +1,4 @@
-"""Signals: what a run does when asked from outside to save or to stop.
+"""Signals: requests from outside to save a checkpoint or to stop the run.
 
 While `fit` runs, a signal is a request: the current batch is finished, a checkpoint is saved, and
 only then the fit ends. Outside of `fit` signals have their previous effect.
@@ -31,9 +31,9 @@ class StopReason(str):
 
     Args:
         text: the reason.
-        kind: what stops it: a plugin; a signal, after which it can be resumed; a loss that isn't
-            finite; or "pruned", a trial that isn't worth continuing.
-        plugin: the one that asked for the stop, with its package and version; None if none did.
+        kind: the cause: a plugin; a signal, after which the run can be resumed; a loss that isn't
+            finite; or "pruned" for a trial that isn't worth continuing.
+        plugin: the plugin that requested the stop, with its package and version, if any.
     """
 
     kind: StopKind
@@ -41,10 +41,10 @@ class StopReason(str):
 
     # A checkpoint has the text; between ranks pickle carries the attributes as well.
     def __new__(cls, text: str, kind: StopKind = "plugin", plugin: str | None = None) -> Self:  # noqa: D102
-        made = super().__new__(cls, text)
-        made.kind = kind
-        made.plugin = plugin
-        return made
+        reason = super().__new__(cls, text)
+        reason.kind = kind
+        reason.plugin = plugin
+        return reason
 
 
 def interrupted(text: str, *, is_agreed: bool = False) -> KeyboardInterrupt:
@@ -69,12 +69,12 @@ def is_interrupted(error: BaseException) -> bool:
 class Terminated(SystemExit):
     """SIGTERM was received; the exit status is 143."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(128 + signal.SIGTERM)
-        self.what = what
+        self.text = text
 
     def __str__(self) -> str:
-        return self.what
+        return self.text
 
 
 class Signals:
@@ -109,9 +109,10 @@ class Signals:
 
     def agree(self, processes: Processes) -> bool:
         """Returns whether any rank was asked to stop. Collective; called when the fit is over."""
-        asked = [one for one in processes.all_gather(self._received) if one is not None]
-        self._agreed = asked[0] if asked else None
-        return bool(asked)
+        signals_of_ranks = processes.all_gather(self._received)
+        received = [number for number in signals_of_ranks if number is not None]
+        self._agreed = received[0] if received else None
+        return bool(received)
 
     def pass_on(self) -> None:
         """Raises for the signal that was received; called after the context was left.
@@ -129,10 +130,10 @@ class Signals:
         handler = self._previous.get(self._agreed)
         if self._received == self._agreed and _is_a_user_s(handler):
             handler(self._agreed, None)
-        after = f"after batch {self._state.clock.batch}"
+        batch = self._state.clock.batch
         if self._agreed == signal.SIGINT:
-            raise interrupted(f"interrupted {after}", is_agreed=True)
-        raise Terminated(f"terminated {after}")
+            raise interrupted(f"interrupted after batch {batch}", is_agreed=True)
+        raise Terminated(f"terminated after batch {batch}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         handler = self._previous[number]

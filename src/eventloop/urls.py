@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 # A scheme of one letter is a drive of Windows.
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-# What follows the user's name, up to the last @; what is a number up to a slash is a port.
+# The text between the user's name and the last @; a number before a slash is a port.
 _PASSWORD = re.compile(r"(://[^/:@\s]*:)(?!\d*(?:/|$))([^\s]*)@")
-# Of http(s), where a user without a password is a token: https://TOKEN@host.
+# In http(s), a user without a password is a token: https://TOKEN@host.
 _USER = re.compile(r"(https?://)[^/:@\s]+@", re.IGNORECASE)
 _PARAMETER = re.compile(
     r"([?&;](?:[\w-]*[_-])?"
@@ -35,9 +35,9 @@ class Url:
     full: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.full, str) or not (found := _URL.match(self.full)):
+        if not isinstance(self.full, str) or not (match := _URL.match(self.full)):
             raise ValueError("it is not a URL, such as s3://bucket/run")
-        scheme = found[0].lower()
+        scheme = match[0].lower()
         object.__setattr__(self, "full", scheme + self.full[len(scheme) :].rstrip("/"))
 
     @property
@@ -47,7 +47,7 @@ class Url:
 
     @property
     def path(self) -> str:
-        """What follows `://`: "bucket/run"."""
+        """The text after `://`: "bucket/run"."""
         return self.full.partition("://")[2]
 
     @property
@@ -57,20 +57,20 @@ class Url:
 
     @property
     def parent(self) -> Url:
-        """The folder that it is in; of the outermost one itself."""
-        above = self.path.rpartition("/")[0]
-        return Url(f"{self.protocol}://{above}") if above else self
+        """The folder that contains it; the outermost folder is its own parent."""
+        parent_path = self.path.rpartition("/")[0]
+        return Url(f"{self.protocol}://{parent_path}") if parent_path else self
 
     @property
     def problem(self) -> str:
-        """Why it can't be that of a folder, or ""."""
+        """The reason why it can't be the URL of a folder, or ""."""
         if "::" in self.full:
             return f"{self} has '::' in it; chains of stores can't be written to"
         if not self.path.strip("/"):
             return f"{self} names no folder; write {self.protocol}://FOLDER/RUN, say"
         if self.protocol in ("file", "local") and not self.path.startswith("/"):
             return f"{self} isn't absolute; write {self.protocol}:///{self.path}"
-        if odd := sorted({one for one in self.path if one in "*?[" or not one.isprintable()}):
+        if odd := sorted({char for char in self.path if char in "*?[" or not char.isprintable()}):
             return f"{self} has {odd[0]!r} in it, which stores understand as something else"
         if not {"", ".", ".."}.isdisjoint(self.path.lstrip("/").split("/")):
             return f"{self} has '..', '.' or '//' in it, which stores take for names; leave it out"
@@ -79,8 +79,8 @@ class Url:
     def hide(self, text: str) -> str:
         """Returns a text about it without its password."""
         secret = self._password
-        for one in (secret, unquote(secret)) if secret else ():
-            text = text.replace(one, "***")
+        for form in (secret, unquote(secret)) if secret else ():
+            text = text.replace(form, "***")
         return hidden(text)
 
     def __truediv__(self, name: str) -> Url:
@@ -94,7 +94,7 @@ class Url:
 
     @property
     def _password(self) -> str:
-        return found[2] if (found := _PASSWORD.search(self.full)) else ""
+        return match[2] if (match := _PASSWORD.search(self.full)) else ""
 
 
 Place = Path | Url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,25 @@ def test_a_file_without_a_task_is_refused(clean, code, message):
 
     assert message in str(caught.value)
     assert "def task(): return Task(...)" in str(caught.value)
+
+
+def test_a_package_names_its_modules_with_tasks(clean):
+    """The modules aren't imported: the first one, which has no task, would fail."""
+    folder = Path("manytasks")
+    folder.mkdir()
+    (folder / "__init__.py").write_text('"""Tasks."""\n')
+    (folder / "a.py").write_text("raise ImportError\n")
+    (folder / "b.py").write_text("def task(): ...\n")
+    (folder / "c.py").write_text("from b import task as other\ntask = other\n")
+    (folder / "broken.py").write_text("def task(:\n")
+
+    with pytest.raises(TaskFileError) as caught:
+        load_task_file("manytasks")
+
+    message = str(caught.value)
+    assert "manytasks is a package without a task of its own" in message
+    assert "manytasks.b, manytasks.c" in message
+    assert "eventloop fit manytasks.b" in message
 
 
 def test_a_function_that_returns_no_task_is_refused(clean):

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from eventloop.data.feed import Feed
-from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, seeded
+from eventloop.data.sample_seeds import RepeatedIndex, SampleSeeds, SeededDataset, seeded
 from eventloop.distributed.processes import Processes
 from eventloop.rng import host_generators
 
@@ -418,3 +418,29 @@ def test_workers_that_stay_are_told_the_epoch():
         feed.end_epoch()
 
     assert epochs == [epoch for epoch in range(4) for _ in range(12)]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [0, 1, 63, 2**31, -1, -(2**63), 2**63 - 1],
+        [5, 2**63, 7],  # beyond 64 bits
+        [RepeatedIndex(3, 1), 3],
+        [np.int64(3), torch.tensor(4), "a name", (1, 2)],
+        [],
+    ],
+)
+def test_seeds_of_a_batch_are_those_of_its_samples(indices):
+    """A batch's seeds are computed together, which must not change them."""
+    seeds = SampleSeeds(7, shared=False)
+    seeds.start_epoch(3)
+
+    assert seeds.of_samples(indices) == [seeds.of_sample(index) for index in indices]
+
+
+def test_the_seed_of_a_sample_never_changes():
+    """A run that was begun with another version resumes with the same draws."""
+    seeds = SampleSeeds(0, shared=False)
+    seeds.start_epoch(0)
+
+    assert seeds.of_samples([0, 12345]) == [6889309334107338206, 11511086885632586063]

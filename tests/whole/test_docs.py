@@ -152,11 +152,11 @@ def test_what_the_page_on_state_says_of_versions_and_of_saving_works(tmp_path):
     assert [path.name for path in paths] == [f"ba{batch:08}" for batch in (0, 2, 3)]
 
 
-def test_the_plugins_of_the_page_on_plugins_work(make_trainer):
-    """What it says of order and of living together is copied from there."""
+def test_the_plugins_of_the_pages_on_order_and_on_combining_work(make_trainer):
+    """Their readers copy them."""
     page = (DOCS / "how-to" / "write-a-plugin.md").read_text()
     part = page[page.index("## Order\n") : page.index("## Test it\n")]
-    namespace = {"__name__": "page"}
+    namespace = {"__name__": "page", **run_page("combine-plugins.md")}
     for block in re.findall(r"```python\n(.*?)```", part, re.DOTALL):
         exec(compile(block, "write-a-plugin.md", "exec"), namespace)
     swap = namespace["Swap"]()

@@ -45,6 +45,7 @@ SLOW = {
     "docs/how-to/everyday-modes.md",
     "docs/how-to/see-what-plugins-do.md",
     "docs/how-to/train-on-several-devices.md",
+    "docs/how-to/train-on-several-gpus.md",
     "plugins/eventloop-mlflow/README.md",
 }
 _BLOCK = re.compile(
@@ -152,6 +153,8 @@ class Session:
                     self._installs(argv)
                 case ["python", "-m", "pytest", *argv]:
                     assert all((ROOT / one).exists() for one in argv if one.startswith("tests"))
+                case ["torchrun", *argv]:  # tests/distributed starts it
+                    assert "eventloop" in argv or Path(argv[-1]).exists()
                 case ["python", script, *argv] if script.startswith("benchmarks/"):
                     known = (ROOT / script).read_text()
                     assert all(
@@ -166,6 +169,7 @@ class Session:
         target = None
         if ">" in argv:
             argv, target = argv[: argv.index(">")], argv[argv.index(">") + 1]
+        self._capsys.readouterr()  # earlier blocks have printed, too
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a run of four batches warns of what it isn't
             status = main(argv)

@@ -16,7 +16,7 @@ import eventloop
 import eventloop_experiments
 from eventloop import PluginError
 from eventloop_experiments.runs import RunProcesses, RunsFolder, check_rows
-from eventloop_experiments.runs.fork_server import num_threads, rng_states, why_not
+from eventloop_experiments.runs.fork_server import fork_obstacle, num_threads, rng_states
 from eventloop_testing import run_ranks
 
 HELPER = "import random\n\nDRAWN = random.random()\n"
@@ -208,14 +208,14 @@ def test_what_a_fork_shares_is_left_to_the_system(tiny, monkeypatch):
 def reasons():
     """Returns what keeps a process from being forked: as it is, with a thread, after a draw."""
     before, num_before, found = rng_states(), num_threads(), []
-    found.append(why_not(num_before, before))
+    found.append(fork_obstacle(num_before, before))
     timer = threading.Timer(99, print)
     timer.start()
-    found.append(why_not(num_before, before))
+    found.append(fork_obstacle(num_before, before))
     timer.cancel()
     timer.join()
     random.random()
-    return [*found, why_not(num_threads(), before)]
+    return [*found, fork_obstacle(num_threads(), before)]
 
 
 @pytest.mark.about_cpu  # a process with an accelerator is never forked

@@ -31,7 +31,7 @@ def test_the_loss_is_chosen_where_an_eval_set_has_nothing_else():
 
 def test_where_there_are_test_sets_alone_one_has_to_be_named():
     """They aren't chosen by, unless someone says so."""
-    with pytest.raises(UsageError, match="no metric but those of test sets, test") as caught:
+    with pytest.raises(UsageError, match="no metric except on test sets, test") as caught:
         choose_metric(None, {"test/accuracy": True, "train/loss": False}, test_sets=["test"])
 
     assert caught.value.fix == "write `--metric test/accuracy`"

@@ -203,7 +203,7 @@ def test_two_ranks_and_one_compile_the_same_layers(tmp_path, options):
     assert_near(actual, expected)
     assert 2 <= max(num, of_rank) <= 3
     for one in (notes, of_ranks):
-        assert any(note.startswith("compile: 2 ") and "by itself" in note for note in one)
+        assert any(note.startswith("compile: 2 ") and "separately" in note for note in one)
 
 
 @pytest.mark.nightly

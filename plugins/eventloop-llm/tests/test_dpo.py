@@ -200,7 +200,7 @@ def test_what_is_stored_is_needed_to_go_on(tmp_path):
         fit(tmp_path, None, "stored", Ends(None))
     found = load(content)
     file.write_bytes(save({**found, "digest": found["digest"].flip(0)}))
-    with pytest.raises(PluginError, match="is of other data"):
+    with pytest.raises(PluginError, match="belongs to other data"):
         fit(tmp_path, None, "stored", Ends(None))
     file.write_bytes(content)
     assert fit(tmp_path, None, "stored", Ends(None))

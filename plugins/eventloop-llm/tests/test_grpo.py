@@ -258,7 +258,7 @@ def test_options_out_of_range_are_refused(shown):
 @pytest.mark.parametrize(
     ("plugin", "shown"),
     [
-        (lambda: grpo(reward=None), "nothing judges the completions"),
+        (lambda: grpo(reward=None), "no reward function judges the completions"),
         (lambda: grpo(reward=lambda rollouts: [1.0]), "12 completions have 1 rewards"),
         (lambda: grpo(steps_per_generation=13), "12 completions can't be split into 13 updates"),
     ],

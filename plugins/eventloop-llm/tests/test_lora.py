@@ -267,21 +267,21 @@ def test_what_can_not_be_adapted_is_refused(tmp_path, shown):
 
 def test_options_without_a_rank_are_refused():
     """They would have no effect."""
-    with pytest.raises(ValueError, match="without r; r=8"):
+    with pytest.raises(ValueError, match="without r; give one, such as r=8"):
         Lora(use_dora=True)
 
 
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        ({"r": 0}, "r=0 is not a rank; give 1 or more, r=8, say"),
+        ({"r": 0}, "r=0 is not a rank; give an int of 1 or more, such as r=8"),
         ({"r": "8"}, "r='8' is not a rank"),
         (
             {"r": 2, "lora_dropout": 1.5},
             "lora_dropout=1.5 is not a share; give 0 or more, less than 1",
         ),
-        ({"r": 2, "adapter": "a.b"}, "adapter='a.b' is not the name of an adapter"),
-        ({"r": 2, "adapter": ""}, "adapter='' is not the name of an adapter"),
+        ({"r": 2, "adapter": "a.b"}, "adapter='a.b' is not a name of an adapter"),
+        ({"r": 2, "adapter": ""}, "adapter='' is not a name of an adapter"),
     ],
 )
 def test_values_that_peft_would_not_name_are_refused(options, shown):

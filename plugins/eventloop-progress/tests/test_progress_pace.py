@@ -37,7 +37,7 @@ def test_the_share_never_exceeds_one(until, length):
 
 def test_nothing_is_foretold_before_the_second_batch():
     """The first batch waits for compilation and for data, so it says nothing of the others."""
-    pace = Pace(now=100.0, sample=0, frac=0.0)
+    pace = Pace(now_s=100.0, sample=0, frac=0.0)
 
     pace.observe(100.0, 0, 0.0)
     at_first = pace.seconds_left, pace.samples_per_s
@@ -49,7 +49,7 @@ def test_nothing_is_foretold_before_the_second_batch():
 
 def test_time_left_is_that_of_the_average_step():
     """After a slow first batch, 10 batches a second leave 8 seconds for 80 batches."""
-    pace = Pace(now=100.0, sample=0, frac=0.0)
+    pace = Pace(now_s=100.0, sample=0, frac=0.0)
     pace.observe(160.0, 4, 0.01)
 
     pace.observe(161.9, 80, 0.20)
@@ -59,7 +59,7 @@ def test_time_left_is_that_of_the_average_step():
 
 def test_a_fit_that_goes_on_foretells_from_its_own_steps():
     """What an earlier fit or process did took none of this one's time."""
-    pace = Pace(now=0.0, sample=500, frac=0.5)
+    pace = Pace(now_s=0.0, sample=500, frac=0.5)
     pace.observe(1.0, 510, 0.51)
     pace.observe(2.0, 520, 0.52)
 
@@ -69,7 +69,7 @@ def test_a_fit_that_goes_on_foretells_from_its_own_steps():
 
 def test_evaluation_does_not_slow_the_samples_a_second():
     """A minute of evaluation would hide how fast the training is."""
-    pace = Pace(now=0.0, sample=0, frac=0.0)
+    pace = Pace(now_s=0.0, sample=0, frac=0.0)
     pace.observe(1.0, 100, 0.1)
     pace.pause(1.0)
     pace.observe(31.0, 100, 0.1)
@@ -83,7 +83,7 @@ def test_evaluation_does_not_slow_the_samples_a_second():
 
 def test_the_speed_is_that_of_the_last_seconds():
     """A run that slows down must show it."""
-    pace = Pace(now=0.0, sample=0, frac=0.0)
+    pace = Pace(now_s=0.0, sample=0, frac=0.0)
     for second in range(1, 101):
         samples = 100 * min(second, 50) + 10 * max(0, second - 50)
         pace.observe(float(second), samples, second / 100)

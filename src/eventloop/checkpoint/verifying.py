@@ -37,8 +37,8 @@ def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manif
     for name, expected in manifest.files.items():
         try:
             check_size(disk.num_bytes_of(folder / name), expected)
-        except CorruptFileError as damage:
-            raise damage.of(name) from damage
+        except CorruptFileError as error:
+            raise error.of(name) from error
     for part in manifest.parts if digests else ():
         for damage in _damages_of_part(folder, part, manifest, shards=shards):
             raise damage

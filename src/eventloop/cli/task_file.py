@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -151,6 +152,12 @@ def load_task_file(label: str) -> TaskFile:
     if _is_function(target):
         return TaskFile(label, name, target, options_of(target), source)
     if lack := _lacks(target):
+        if target is module and (with_tasks := _modules_with_tasks(module)):
+            raise TaskFileError(
+                f"{label} is a package without a task of its own",
+                tasks=", ".join(with_tasks),
+                fix=f"name one of them: {shell('eventloop', 'fit', with_tasks[0])}",
+            )
         names = [name for name in vars(module) if not name.startswith("_")]
         what = f"; `task` there is {target!r}" if target is not module else closest("task", names)
         raise TaskFileError(
@@ -159,6 +166,28 @@ def load_task_file(label: str) -> TaskFile:
             "with @hookimpl",
         )
     return TaskFile(label, name, target, source=source)
+
+
+def _modules_with_tasks(package: ModuleType) -> list[str]:
+    """Returns the names of a package's modules that define `task`, by their sources.
+
+    They aren't imported: a module may need packages that aren't installed.
+    """
+    names = []
+    for folder in getattr(package, "__path__", ()):
+        for path in sorted(Path(folder).glob("*.py")):
+            with suppress(OSError, ValueError, SyntaxError):
+                statements = ast.parse(path.read_text(encoding="utf-8")).body
+                if any(map(_defines_task, statements)):
+                    names.append(f"{package.__name__}.{path.stem}")
+    return names
+
+
+def _defines_task(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return statement.name == "task"
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id == "task" for target in targets)
 
 
 def _import_file(label: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,12 +67,7 @@ class Draws:
         seeds = [host_generators()[name].seed for name in known_names]
         proxy = _SeedProxy()
         try:
-            seed = (
-                (lambda number: [seed_generator(number) for seed_generator in seeds])
-                if seeds
-                else None
-            )
-            result = proxy.call(read, argument, seed)
+            result = proxy.call(read, argument, _together(seeds))
         except Exception:
             if not (saved.moved() | proxy.names) - known_names:
                 raise
@@ -137,6 +132,18 @@ class Draws:
         result = proxy.call(read, argument, seed)
         note_moved()
         return moved | proxy.names, result
+
+
+def _together(seeds: Sequence[Seed]) -> Seed | None:
+    """Returns a function that calls all given functions; None if there are none."""
+    if len(seeds) < 2:
+        return seeds[0] if seeds else None
+
+    def seed(number: int) -> None:
+        for seed_generator in seeds:
+            seed_generator(number)
+
+    return seed
 
 
 def is_same(result: Any, second_result: Any) -> bool:

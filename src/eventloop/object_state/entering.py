@@ -6,6 +6,7 @@ import argparse
 import array
 import contextvars
 import functools
+import random
 import site
 import sys
 import sysconfig
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from eventloop.object_state.attributes import attributes_of, slots_of
-from eventloop.rng import is_generator
 
 # The entries of a longer container aren't entered, since a walk must stay fast.
 MAX_ENTRIES = 1_000
@@ -84,31 +84,112 @@ _TRAINED_OR_READ = (
 )
 
 
+class Family(Enum):
+    """How the state of a class's instances is read."""
+
+    PLAIN = "compared by value, or part of the process: numbers, texts, members of enums, modules"
+    CONTAINER = "entries"
+    TENSOR = "elements, attributes and hooks"
+    ARRAY = "elements and attributes"
+    SCALAR = "one value of NumPy: a number, text or time"
+    NUMBERS = "elements: bytearrays, arrays of the module `array`, ctypes numbers"
+    GENERATOR = "its own state, as a random generator or a source of seeds"
+    CLASS = "class attributes"
+    FUNCTION = "closure and globals"
+    METHOD = "the object to which it is bound, in C"
+    HOLDER = "the objects that it holds, in C"
+    OBJECT = "attributes and slots"
+
+
+_FAMILIES_WITH_IDENTITY = (
+    Family.CONTAINER,
+    Family.TENSOR,
+    Family.ARRAY,
+    Family.NUMBERS,
+    Family.GENERATOR,
+)
+
+
+def family_of(value: Any) -> Family:
+    """Returns the family of a value's class."""
+    kind: Any = type(value)
+    return _family_of_class(kind)
+
+
+# Cached, since each save asks this several times about every object that it visits.
+@functools.lru_cache(maxsize=4096)
+def _family_of_class(kind: Any) -> Family:
+    if kind in PLAIN_TYPES or issubclass(kind, (types.ModuleType, Enum)):
+        return Family.PLAIN
+    if kind in CONTAINER_TYPES:
+        return Family.CONTAINER
+    if issubclass(kind, Tensor):
+        return Family.TENSOR
+    if issubclass(kind, type):
+        return Family.CLASS
+    if issubclass(kind, _numpy_classes("numpy", "ndarray")):
+        return Family.ARRAY
+    if issubclass(kind, _numpy_classes("numpy", "generic")):
+        return Family.SCALAR
+    if issubclass(kind, (torch.Generator, random.Random)) or issubclass(
+        kind,
+        _numpy_classes("numpy.random", "Generator", "RandomState", "BitGenerator", "SeedSequence"),
+    ):
+        return Family.GENERATOR
+    if kind in (bytearray, array.array) or _is_class_of_c_numbers(kind):
+        return Family.NUMBERS
+    if kind is types.FunctionType:
+        return Family.FUNCTION
+    if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+        return Family.METHOD
+    if kind in HELD_ATTRIBUTES or kind in (types.MappingProxyType, contextvars.ContextVar):
+        return Family.HOLDER
+    if issubclass(kind, weakref.ref):
+        return Family.HOLDER
+    return Family.OBJECT
+
+
+def _numpy_classes(module_name: str, *names: str) -> tuple[type, ...]:
+    """Returns classes of NumPy; none if it isn't imported, so that no value is an instance."""
+    module = sys.modules.get(module_name)
+    return () if module is None else tuple(getattr(module, name) for name in names)
+
+
+def _is_class_of_c_numbers(kind: Any) -> bool:
+    """Returns whether a class is that of ctypes numbers or arrays of numbers, without pointers."""
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is None:
+        return False
+    if issubclass(kind, ctypes.Array):
+        kind = kind._type_
+    return issubclass(kind, ctypes._SimpleCData) and kind._type_ in _CODES_OF_C_NUMBERS
+
+
 def is_entered(value: Any) -> bool:
     """Returns whether a walk visits the attributes, entries and other locations in an object."""
     kind: Any = type(value)
-    if kind in PLAIN_TYPES or isinstance(value, (types.ModuleType, Enum)):
-        return False
-    if isinstance(value, Tensor):
+    family = family_of(value)
+    if family is Family.OBJECT:
+        has_state = attributes_of(value) is not None or bool(slots_of(value))
+        return has_state and is_entered_class(kind)
+    if family is Family.CONTAINER:
+        return not is_value_container(value)
+    if family is Family.TENSOR:
         has_hooks = any(getattr(value, name, None) for name in HOOKS_OF_TENSORS)
         return kind in (Tensor, nn.Parameter) and bool(vars(value) or has_hooks)
-    if kind in CONTAINER_TYPES:
-        return not is_value_container(value)
-    if isinstance(value, type):
+    if family is Family.CLASS:
         return is_own_code(value.__module__) and not issubclass(value, Enum)
-    if is_array(value):
+    if family is Family.ARRAY:
         return value.dtype.hasobject or bool(attributes_of(value))
-    if is_generator(value) or is_seed_source(value):
+    if family is Family.GENERATOR:
         return bool(attributes_of(value)) and is_own_code(kind.__module__)
-    if kind is types.FunctionType:
+    if family is Family.NUMBERS:
+        return is_entered_class(kind) and bool(attributes_of(value) or slots_of(value))
+    if family is Family.FUNCTION:
         return is_own_code(value.__module__)
-    if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+    if family is Family.METHOD:
         return not isinstance(value.__self__, (types.ModuleType, type, types.NoneType))
-    if kind in HELD_ATTRIBUTES or kind in (types.MappingProxyType, contextvars.ContextVar):
-        return True
-    if isinstance(value, weakref.ref):
-        return True
-    return is_entered_class(kind) and (attributes_of(value) is not None or bool(slots_of(value)))
+    return family is Family.HOLDER
 
 
 def is_value_container(container: Any, depth: int = 0) -> bool:
@@ -131,27 +212,7 @@ def _is_value(entry: Any, depth: int) -> bool:
 
 def has_identity(value: Any) -> bool:
     """Returns whether a value can be changed in place, so that two locations may share it."""
-    kind = type(value)
-    if kind in PLAIN_TYPES or kind in (tuple, frozenset):
-        return False
-    return (
-        kind in CONTAINER_TYPES
-        or kind in (bytearray, array.array)
-        or is_c_number(value)
-        or isinstance(value, Tensor)
-        or is_generator(value)
-        or is_array(value)
-        or is_seed_source(value)
-    )
-
-
-def is_c_number(value: Any) -> bool:
-    """Returns whether a value is a ctypes number or an array of numbers, without pointers."""
-    ctypes = sys.modules.get("ctypes")
-    if ctypes is None:
-        return False
-    kind = value._type_ if isinstance(value, ctypes.Array) else type(value)
-    return issubclass(kind, ctypes._SimpleCData) and kind._type_ in _CODES_OF_C_NUMBERS
+    return family_of(value) in _FAMILIES_WITH_IDENTITY and type(value) not in (tuple, frozenset)
 
 
 def is_stdlib_instance(value: Any) -> bool:
@@ -165,22 +226,22 @@ def is_stdlib_instance(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Returns whether a value is a NumPy array or an instance of a subclass."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return family_of(value) is Family.ARRAY
+
+
+def is_c_number(value: Any) -> bool:
+    """Returns whether a value is a ctypes number or an array of numbers, without pointers."""
+    return _is_class_of_c_numbers(type(value))
 
 
 def is_numpy_scalar(value: Any) -> bool:
     """Returns whether a value is a NumPy scalar: a number, text or time."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
+    return family_of(value) is Family.SCALAR
 
 
 def is_seed_source(value: Any) -> bool:
     """Returns whether a value is a NumPy bit generator or seed sequence."""
-    numpy_random = sys.modules.get("numpy.random")
-    return numpy_random is not None and isinstance(
-        value, (numpy_random.BitGenerator, numpy_random.SeedSequence)
-    )
+    return isinstance(value, _numpy_classes("numpy.random", "BitGenerator", "SeedSequence"))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -47,6 +47,11 @@ _ATTRIBUTES_OF_MODULES = frozenset({*vars(nn.Module()), *nn.Module.__annotations
 _ATTRIBUTES_OF_METRICS = frozenset(
     {"_cache", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_update_count"}
 )
+_SKIPPED_OF_MODULES = _ATTRIBUTES_OF_MODULES | _ATTRIBUTES_OF_METRICS
+# FSDP2 registers hooks for `state_dict` at the first batch, which would count as a change.
+_HOOKS_OF_MODULES = tuple(
+    name for name in sorted(_ATTRIBUTES_OF_MODULES) if "hook" in name and "state_dict" not in name
+)
 _ATTRIBUTES_OF_LOADERS = frozenset({"_iterator"})  # persistent workers
 
 
@@ -59,6 +64,12 @@ def _attributes_of_optimizers() -> frozenset[str]:
     """
     # Not at import time: creating the first optimizer imports torch's compiler, which takes seconds.
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called"}
+
+
+@functools.cache
+def _hooks_of_optimizers() -> tuple[str, ...]:
+    names = sorted(_attributes_of_optimizers())
+    return tuple(name for name in names if "hook" in name and "state_dict" not in name)
 
 
 def locations_in(target: Any, path: str) -> Iterator[Location]:
@@ -126,7 +137,7 @@ def _parts_of_instance(instance: Any, path: str) -> Iterator[Location]:
         yield from _parts_of_module(instance, path)
     elif isinstance(instance, torch.optim.Optimizer):
         yield from attributes_in(instance, path, _attributes_of_optimizers())
-        yield from _hooks(instance, path, _attributes_of_optimizers())
+        yield from _hooks(instance, path, _hooks_of_optimizers())
     elif isinstance(instance, torch.utils.data.DataLoader):
         yield from attributes_in(instance, path, _ATTRIBUTES_OF_LOADERS)
     else:
@@ -152,13 +163,13 @@ def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
     is_compiled = type(module).__name__ == "OptimizedModule"
     if not is_compiled:
         state_names = getattr(module, "_defaults", ())  # the state of a torchmetrics metric
-        skipped = {*_ATTRIBUTES_OF_MODULES, *_ATTRIBUTES_OF_METRICS, *state_names}
+        skipped = _SKIPPED_OF_MODULES.union(state_names) if state_names else _SKIPPED_OF_MODULES
         yield from attributes_in(module, path, skipped)
         for name, buffer in module._buffers.items():
             yield Location(f"{path}.{name}", path, buffer, module._buffers, name)
         for name, parameter in module._parameters.items():
             yield Location(f"{path}.{name}", path, parameter)
-    yield from _hooks(module, path, _ATTRIBUTES_OF_MODULES)
+    yield from _hooks(module, path, _HOOKS_OF_MODULES)
     for name, submodule in module._modules.items():
         if submodule is not None:
             # A compiled module has the same paths as the module before compilation.
@@ -167,11 +178,10 @@ def _parts_of_module(module: nn.Module, path: str) -> Iterator[Location]:
 
 def _hooks(owner: Any, path: str, names: Collection[str]) -> Iterator[Location]:
     """Yields the hooks of a module or an optimizer that are called during training."""
-    for name in sorted(names):
-        registry = vars(owner).get(name)
-        # FSDP2 registers hooks for `state_dict` at the first batch, which would count as a change.
-        is_for_training = "hook" in name and "state_dict" not in name
-        if isinstance(registry, dict) and is_for_training:
+    attributes = vars(owner)
+    for name in names:
+        registry = attributes.get(name)
+        if registry and isinstance(registry, dict):
             yield from _numbered(registry, f"{path}.{name}", path)
 
 

@@ -376,7 +376,9 @@ class TrackedObjects:
         paths = []
         for path, location in current.locations.items():
             value = location.value
-            if not isinstance(value, Iterator) or is_entered(value) or _is_irrelevant(value):
+            if type(value) in PLAIN_TYPES or not isinstance(value, Iterator):
+                continue
+            if is_entered(value) or _is_irrelevant(value):
                 continue
             if isinstance(value, io.IOBase) and not self._needs_all:
                 continue  # a file that is read by index is sought before each read

@@ -1,4 +1,4 @@
-"""The plugin: which parameters are clipped, in the place of the core's clipping."""
+"""The plugin: which parameters are clipped, instead of the core's clipping."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Agc:
 
     Args:
         clip: the longest gradient, as a share of the norm of its unit's weights, more than 0. The
-            paper takes 0.01 for batches of 4,096, and up to 0.16 for smaller ones.
+            paper uses 0.01 for batches of 4,096, and up to 0.16 for smaller ones.
         eps: the norm that a unit has at least, more than 0, so that weights of 0 can move.
         exclude: patterns of the names of parameters that aren't clipped, `head.*`; not set: the
             last linear layer, as in the paper; `[]` clips everything.
 
     Raises:
         TypeError: `clip` or `eps` is not a number, `exclude` no list.
-        ValueError: it isn't a positive one.
+        ValueError: `clip` or `eps` is not positive.
 
     Source: Brock et al. 2021, arXiv:2102.06171, section 4.
     """
@@ -54,8 +54,8 @@ class Agc:
         for name in ("clip_norm", "clip_value"):
             if (value := getattr(state.settings, name)) is not None:
                 return f"{name}={value} clips the gradients already: leave one of them out"
-        for name, one in state.model.named_modules():
-            if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse:
+        for name, module in state.model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 return f"the gradients of {name!r} are sparse, of which torch knows no norm"
         return None
 
@@ -88,17 +88,19 @@ class Agc:
 
 
 def excluded(model: nn.Module, patterns: list[str] | None) -> list[nn.Parameter]:
-    """Returns the parameters that aren't clipped: those of these names, or of the last linear layer.
+    """Returns the parameters that aren't clipped: those the patterns name, or the last linear layer's.
 
     Raises:
-        ValueError: a pattern is that of no parameter.
+        ValueError: a pattern matches no parameter.
     """
     if patterns is None:
-        linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         return [param for layer in linear[-1:] for param in layer.parameters()]
-    places = list(model.named_parameters(remove_duplicate=False))
+    named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name, _ in places):
-            known = ", ".join(name for name, _ in places)
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            known = ", ".join(name for name, _ in named)
             raise ValueError(f"{pattern!r} is the name of no parameter; there are {known}")
-    return [param for name, param in places if any(fnmatchcase(name, one) for one in patterns)]
+    return [
+        param for name, param in named if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]

@@ -1,4 +1,4 @@
-"""`fit --check`: who assigns what, which callback writes in place, and who reads from the device."""
+"""`fit --check`: reports plugins that assign state, write in place, or read from the device."""
 
 from eventloop_check.check import Check, Finding, HostReads
 

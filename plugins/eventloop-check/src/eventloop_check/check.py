@@ -1,4 +1,4 @@
-"""The check: who assigns what, who writes in place, and who reads from the device."""
+"""The check: records assignments to the State, writes in place, and reads from the device."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from eventloop import State
     from eventloop.toolbox import Implementation
 
-# The core's own, in which the task's model and loss run.
+# Implementations of the core that run the task's model and loss.
 _TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
 _READ = "aten::_local_scalar_dense"
 _ACTS = ("call", "log", "log_text", "request_checkpoint", "request_stop", "update")
-# They read without an operation that could be seen.
+# These read from a tensor without an operation that a dispatch mode could see.
 _METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
 _TORCH = Path(torch.__file__).parent
 Kind = Literal["write", "read", "answer"]
-# Where tensors' methods are, and what calls an operation (torch 2.13).
+# torch's files between a user's call and an operation (torch 2.13).
 _OF_TENSORS = tuple(
-    str(_TORCH / one)
-    for one in ("_tensor.py", "_tensor_str.py", "_ops.py", "_compile.py", "overrides.py",
+    str(_TORCH / file)
+    for file in ("_tensor.py", "_tensor_str.py", "_ops.py", "_compile.py", "overrides.py",
                 "_dynamo/eval_frame.py", "utils/_device.py", "utils/_python_dispatch.py")
 )  # fmt: skip
 
 
 @dataclass
 class Finding:
-    """Something that a plugin must not do, and did.
+    """A violation: something that a plugin did, but must not do.
 
     Args:
-        kind: whether it wrote, read, or answered otherwise than on other ranks.
-        plugin: its name and distribution.
+        kind: "write", "read", or "answer", an answer that differs between ranks.
+        plugin: name and distribution of the plugin.
         who: plugin, distribution and hook.
-        what: what it did.
-        where: file and line, where they are known.
+        what: description of the violation.
+        where: file and line, as far as known.
         moment: epoch and batch of the first time.
-        times: how often.
+        times: number of occurrences.
     """
 
     kind: Kind
@@ -74,13 +74,13 @@ class Finding:
 class Check:
     """Watches a run for what plugins do to the State and to the device.
 
-    In-place writes show in a tensor's version; one into `.data` or through NumPy leaves none.
-    Around callbacks, what optimizers hold, training modes and the random generators that all share
-    are compared, too, and around all who answer a question, `unsuitable` or `header_note`, which may
-    change, log and request nothing.
-    Answers are compared across ranks, each of which then waits for the others.
+    Writes in place are detected by a tensor's version counter; writes into `.data` or through NumPy
+    leave no trace. For callbacks, the check also compares optimizer states, training modes and the
+    global random generators; likewise for implementations of questions such as `unsuitable` and
+    `header_note`, which may neither change, log nor request anything. Answers are compared across
+    ranks, so each rank waits for the others.
 
-    As a context manager, which `eventloop fit --check` enters, it prints at its end what was found.
+    As a context manager, which `eventloop fit --check` enters, it prints its findings at the end.
     """
 
     columns = ("attribute", "hook", "plugin", "times")
@@ -89,17 +89,18 @@ class Check:
         self._writes: Counter[tuple[str, str, str]] = Counter()
         self._findings: dict[tuple[str, str], Finding] = {}
         self._under_way: list[tuple[Implementation, Any]] = []
-        self._replaced: dict[str, Any] = {}  # by a collection: what the attributes were before
+        # Inside a collection: the original values of the attributes assigned so far.
+        self._replaced: dict[str, Any] = {}
         self._reads = HostReads(self._found_read)
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong, in the order in which it was found."""
+        """The violations, in the order in which they were found."""
         return list(self._findings.values())
 
     @property
     def status(self) -> int:
-        """The exit status of a run that it watched: 1 if it found something, else 0."""
+        """The exit status of the watched run: 1 if there are findings, else 0."""
         return int(bool(self._findings))
 
     def __enter__(self) -> Self:
@@ -108,148 +109,156 @@ class Check:
     def __exit__(self, *_: object) -> None:
         if rows := list(self.rows()):
             write_table(self.columns, rows)
-        found = self.findings
-        write_lines([f"check: {counted(len(found), 'problem') if found else 'no problem'}"])
-        write_lines([line for one in found for line in str(one).splitlines()])
+        findings = self.findings
+        write_lines([f"check: {counted(len(findings), 'problem') if findings else 'no problem'}"])
+        write_lines([line for finding in findings for line in str(finding).splitlines()])
 
     def rows(self) -> Iterator[Sequence[str]]:
         """Yields the writers by attribute and hook."""
         for (attribute, hook, plugin), times in sorted(self._writes.items()):
             yield attribute, hook, plugin, str(times)
 
-    def observed(self, one: Implementation) -> Implementation:
-        """Returns the implementation with an eye on what it does."""
-        role = one.plugin.role
-        hook = one.hook.name
+    def observed(self, impl: Implementation) -> Implementation:
+        """Returns the implementation with all its actions recorded."""
+        role = impl.plugin.role
+        hook = impl.hook.name
         if role == "core" and hook not in _TASK_INSIDE_CORE:
-            return one
+            return impl
 
-        def given(state: State) -> Any:
-            found = functools.partial(self._found_change, one, state)
-            if one.hook.kind == "collection" and _only_answers(one):
-                return RecordedState(state, found, self._replaced)
-            if role in ("task", "algorithm") or _only_answers(one):
-                return RecordedState(state, found)
+        def state_given(state: State) -> Any:
+            report_change = functools.partial(self._found_change, impl, state)
+            if impl.hook.kind == "collection" and _only_answers(impl):
+                return RecordedState(state, report_change, self._replaced)
+            if role in ("task", "algorithm") or _only_answers(impl):
+                return RecordedState(state, report_change)
             return state
 
-        seen = with_context(
-            one, lambda state: self._stretch(one, state), in_halves=True, given=given
+        watched = with_context(
+            impl, lambda state: self._stretch(impl, state), in_halves=True, given=state_given
         )
-        return self._compared(seen) if one.hook.kind == "question" else seen
+        return self._compared(watched) if impl.hook.kind == "question" else watched
 
-    def _compared(self, one: Implementation) -> Implementation:
+    def _compared(self, impl: Implementation) -> Implementation:
         """Returns the implementation of a question with its answers compared across ranks."""
-        if one.wrapper:
-            return one
-        call = caller(one)
+        if impl.wrapper:
+            return impl
+        call = caller(impl)
 
-        def answer(state: Any, *rest: Any) -> Any:
-            mine = call(state, *rest)
-            answers = state.all_gather(mine)
-            if any(theirs != mine for theirs in answers):
-                shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(answers))
+        def answer(state: Any, *arguments: Any) -> Any:
+            local_answer = call(state, *arguments)
+            answers = state.all_gather(local_answer)
+            if any(rank_answer != local_answer for rank_answer in answers):
+                shown = ", ".join(
+                    f"rank {rank} {rank_answer}" for rank, rank_answer in enumerate(answers)
+                )
                 what = f"answered differently on different ranks: {shown}"
-                self._found("answer", one, state, what, one.where)
-            return mine
+                self._found("answer", impl, state, what, impl.where)
+            return local_answer
 
-        return instead(one, answer)
+        return instead(impl, answer)
 
     @contextmanager
-    def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
-        """Compares before and after a stretch of an implementation's own code."""
-        everything = one.plugin.role == "callback" or _only_answers(one)
-        before = StateSnapshot(state, everything=everything) if one.plugin.role != "core" else None
-        in_step = state.batch is not None and state.eval_name is None and one.hook.per != "run"
-        self._under_way.append((one, state))
-        outer = self._replaced
+    def _stretch(self, impl: Implementation, state: Any) -> Iterator[None]:
+        """Compares snapshots before and after a stretch of an implementation's own code."""
+        everything = impl.plugin.role == "callback" or _only_answers(impl)
+        snapshot = (
+            StateSnapshot(state, everything=everything) if impl.plugin.role != "core" else None
+        )
+        in_step = state.batch is not None and state.eval_name is None and impl.hook.per != "run"
+        self._under_way.append((impl, state))
+        # A collection may call other hooks, so stretches nest.
+        outer_replaced = self._replaced
         self._replaced = {}
         try:
             with self._reads if in_step else nullcontext():
                 yield
         finally:
             self._under_way.pop()
-            for verb, part in before.changes(state) if before is not None else ():
-                self._found_change(one, state, verb, part)
+            for verb, part in snapshot.changes(state) if snapshot is not None else ():
+                self._found_change(impl, state, verb, part)
             replaced = self._replaced
-            self._replaced = outer
+            self._replaced = outer_replaced
             for name, value in replaced.items():
                 if getattr(state, name) is not value:
-                    self._found_change(one, state, "assigned", Part(name))
+                    self._found_change(impl, state, "assigned", Part(name))
 
-    def _found_change(self, one: Implementation, state: Any, verb: str, part: Part) -> None:
-        if _only_answers(one) or one.plugin.role == "callback":
-            whose = "state's " if part.attribute else ""
+    def _found_change(self, impl: Implementation, state: Any, verb: str, changed: Part) -> None:
+        if _only_answers(impl) or impl.plugin.role == "callback":
+            owner = "state's " if changed.attribute else ""
             rule = (
-                f"{one.hook.kind} only answers" if _only_answers(one) else "callback may only watch"
+                f"{impl.hook.kind} only answers"
+                if _only_answers(impl)
+                else "callback may only watch"
             )
-            self._found("write", one, state, f"{verb} {whose}{part}; a {rule}", one.where)
+            self._found("write", impl, state, f"{verb} {owner}{changed}; a {rule}", impl.where)
         elif verb != "called":
-            how = part.attribute if verb == "assigned" else f"{part.attribute} (in place)"
-            self._writes[how, one.hook.name, one.plugin.name] += 1
+            how = changed.attribute if verb == "assigned" else f"{changed.attribute} (in place)"
+            self._writes[how, impl.hook.name, impl.plugin.name] += 1
 
     def _found_read(self, tensor: Tensor, how: str) -> None:
-        one, state = self._under_way[-1]
+        impl, state = self._under_way[-1]
         if tensor.device.type == state.device.type and not _is_torchs_own():
-            what = f"read from the device with {how}()"
-            self._found("read", one, state, what, _outside() or one.where)
+            self._found(
+                "read", impl, state, f"read from the device with {how}()", _outside() or impl.where
+            )
 
-    def _found(self, kind: Kind, one: Implementation, state: Any, what: str, where: str) -> None:
-        who = one.origin
-        if one.plugin.role == "core":
-            who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
-        moment = f"{moment_in(one.hook.name, state)}, rank {state.layout.label(state.rank)}"
+    def _found(self, kind: Kind, impl: Implementation, state: Any, what: str, where: str) -> None:
+        origin = impl.origin
+        if impl.plugin.role == "core":
+            origin = f"the task's {_TASK_INSIDE_CORE[impl.hook.name]}, in {impl.hook.name}"
+        moment = f"{moment_in(impl.hook.name, state)}, rank {state.layout.label(state.rank)}"
         finding = self._findings.setdefault(
-            (who, what), Finding(kind, one.plugin.origin, who, what, where, moment)
+            (origin, what), Finding(kind, impl.plugin.origin, origin, what, where, moment)
         )
         finding.times += 1
 
 
 class RecordedState:
-    """The State, or a view of it, with a note of each assignment and of what logs or requests.
+    """Wraps the State or a view of it, and reports assignments, logging and requests.
 
-    It wraps, because the State of a run that isn't checked shall not even be asked.
+    A wrapper, so that the State of an unchecked run needs no test of whether it is being checked.
 
     Args:
-        found: called with what was done, and with which attribute.
-        replaced: takes the first value of each attribute that is assigned, instead of telling of it:
-            for one who may try a batch with `state.call`, and leaves all as it was.
+        report: called with the action, and with the attribute concerned.
+        replaced: collects the original value of each assigned attribute instead of reporting it, for
+            collections: they may try a batch with `state.call`, and must restore all attributes.
     """
 
-    __slots__ = ("_found", "_replaced", "_state")
+    __slots__ = ("_replaced", "_report", "_state")
 
     def __init__(
         self,
         state: State,
-        found: Callable[[str, Part], None],
+        report: Callable[[str, Part], None],
         replaced: dict[str, Any] | None = None,
     ) -> None:
         object.__setattr__(self, "_state", state)
-        object.__setattr__(self, "_found", found)
+        object.__setattr__(self, "_report", report)
         object.__setattr__(self, "_replaced", replaced)
 
     def __getattr__(self, name: str) -> Any:
         if name in _ACTS and (name != "call" or self._replaced is None):
-            self._found("called", Part(name))
+            self._report("called", Part(name))
         return getattr(self._state, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._replaced is None:
-            self._found("assigned", Part(name))
+            self._report("assigned", Part(name))
         else:
             self._replaced.setdefault(name, getattr(self._state, name))
         setattr(self._state, name, value)
 
 
-def _only_answers(one: Implementation) -> bool:
-    """Whether a hook may change nothing: a question, or what the core asks a plugin about itself."""
-    is_of_itself = one.hook.kind == "collection" and not one.hook.declared_by
-    return is_of_itself or one.hook.kind == "question"
+def _only_answers(impl: Implementation) -> bool:
+    """Whether a hook must not change anything: a question, or a query of the core about a plugin."""
+    is_about_plugin = impl.hook.kind == "collection" and not impl.hook.declared_by
+    return is_about_plugin or impl.hook.kind == "question"
 
 
 def _is_torchs_own() -> bool:
     """Whether torch's own code made the current read, such as an optimizer reading its step count.
 
-    What a tensor's own methods read, `format` or `in`, their caller has asked for.
+    Reads by a tensor's methods, such as `format` or `in`, count as reads of their caller.
     """
     for frame, _ in traceback.walk_stack(None):
         file = frame.f_code.co_filename
@@ -259,9 +268,9 @@ def _is_torchs_own() -> bool:
 
 
 def _outside() -> str:
-    """Returns the innermost line under way that is neither torch's nor eventloop's.
+    """Returns the innermost line on the stack that is neither in torch nor in eventloop.
 
-    Methods of tensors of the pretend device, where it is in use, stand for torch's.
+    The simulated device counts as torch: its methods replace torch's while it is in use.
     """
     pretend = sys.modules.get("eventloop_testing.pretend")
     files = [torch.__file__, __file__, *([] if pretend is None else [str(pretend.__file__)])]
@@ -274,14 +283,14 @@ def _outside() -> str:
 
 
 class HostReads:
-    """Reports every value that is read from a tensor inside its `with`; may be nested.
+    """Reports every value that is read from a tensor inside its context; may be nested.
 
-    On a CUDA device each read waits until everything before it is computed; on the CPU nothing
-    waits, but the same calls are seen.
+    On a CUDA device each read waits until all preceding work is computed; on the CPU no read waits, but
+    the same calls are reported.
 
     Args:
-        found: called at each read with the tensor and with how it is read: "item", "tolist",
-            "numpy", "print"; "_to_copy" and "copy_" where a copy from another device is waited for.
+        found: called for each read with the tensor and the kind of read: "item", "tolist", "numpy",
+            "print"; "_to_copy" and "copy_" for copies from another device that the host waits for.
     """
 
     def __init__(self, found: Callable[[Tensor, str], None]) -> None:
@@ -306,17 +315,17 @@ class HostReads:
             self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
             for name, method in self._methods.items():
                 if method is None:
-                    delattr(Tensor, name)  # an inherited one shows again
+                    delattr(Tensor, name)  # uncovers the inherited method
                 else:
                     setattr(Tensor, name, method)
 
     def _found_in_torch(self, tensor: Tensor, how: str) -> None:
-        if not self._is_reading:  # of a device `tolist` copies first
+        if not self._is_reading:  # `tolist` on a device copies first: one read, not two
             self._found(tensor, how)
 
     def _reporting(self, how: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._is_reading:  # to print reads entries one by one
+            if self._is_reading:  # printing reads every entry
                 return method(tensor, *args, **kwargs)
             self._is_reading = True
             try:
@@ -329,18 +338,18 @@ class HostReads:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, found: Callable[[Tensor, str], None]) -> None:
+    def __init__(self, report: Callable[[Tensor, str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._found = found
+        self._report = report
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func.name() == _READ:
-            self._found(args[0], "item")
+            self._report(args[0], "item")
         elif (copied := _copied_to_host(func.name(), args, kwargs)) is not None:
-            self._found(copied, func.name().removeprefix("aten::"))
+            self._report(copied, func.name().removeprefix("aten::"))
         return func(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots: what a plugin could change without assigning to the State."""
+"""Snapshots of everything that a plugin could change without assigning to the State."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Part(NamedTuple):
     """Something that a plugin can change.
 
     Args:
-        attribute: of the State: "model"; "" for random generators, which aren't part of it.
-        detail: the rest of its name in messages.
+        attribute: attribute of the State: "model"; "" for global random generators.
+        detail: rest of its name in messages.
     """
 
     attribute: str
@@ -29,17 +29,17 @@ class Part(NamedTuple):
         return f"{self.attribute} {self.detail}".strip()
 
     def of(self, detail: str) -> Part:
-        """Returns a part of this one."""
+        """Returns a component of this part."""
         return Part(self.attribute, f"{self.detail} {detail}".strip())
 
 
 class StateSnapshot:
-    """What could be changed at one moment, for a comparison with a later one.
+    """The changeable state at a moment, to compare with a later moment.
 
     Args:
         state: the State, or a view of it.
-        everything: tensors alone, or also optimizers' values, training modes, and the random
-            generators that all share.
+        everything: whether to include optimizers' values, training modes and the global random
+            generators, or only tensors.
     """
 
     def __init__(self, state: Any, *, everything: bool) -> None:
@@ -47,28 +47,28 @@ class StateSnapshot:
         # Kept, so that no other tensor gets the same address.
         self._tensors = dict(_tensors(state))
         self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
-        self._places = {name: _place(tensor) for name, tensor in self._tensors.items()}
+        self._addresses = {name: _address(tensor) for name, tensor in self._tensors.items()}
         self._values = dict(_values(state)) if everything else {}
         self._generators = dict(_generators(state)) if everything else {}
 
     def changes(self, state: Any) -> Iterator[tuple[str, Part]]:
-        """Yields what changed since: what was done, and to what."""
+        """Yields the changes since the snapshot: the action, and the part that changed."""
         for name, tensor in self._tensors.items():
             if _version(tensor) != self._versions[name]:
                 yield "wrote in place into", name
         if not self._everything:
             return
-        now = StateSnapshot(state, everything=True)
+        current = StateSnapshot(state, everything=True)
         for name, tensor in self._tensors.items():
-            if now._tensors.get(name) is not tensor:
+            if current._tensors.get(name) is not tensor:
                 yield "replaced or took away", name
-            elif now._places[name] != self._places[name]:
+            elif current._addresses[name] != self._addresses[name]:
                 yield "replaced the data of", name
-        for name in {**self._values, **now._values}:
-            if self._values.get(name) != now._values.get(name):
+        for name in {**self._values, **current._values}:
+            if self._values.get(name) != current._values.get(name):
                 yield "changed", name
         for name, numbers in self._generators.items():
-            if not _same(numbers, now._generators[name]):
+            if not _is_same(numbers, current._generators[name]):
                 yield "drew from, or seeded,", name
 
 
@@ -88,24 +88,24 @@ def _tensors(state: Any) -> Iterator[tuple[Part, Tensor]]:
 
 
 def _values(state: Any) -> Iterator[tuple[Part, object]]:
-    """Yields what has a value and no version: options of optimizers, and training modes."""
+    """Yields values without a version counter: options of optimizers, and training modes."""
     for name, optimizer in state.optimizers.items():
         for idx, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
-                params = key == "params"
-                known = [id(one) for one in value] if params else _comparable(value)
-                yield Part("optimizer", f"{name!r} group {idx} {key}"), known
+                is_params = key == "params"
+                shown = [id(param) for param in value] if is_params else _comparable(value)
+                yield Part("optimizer", f"{name!r} group {idx} {key}"), shown
         for idx, values in enumerate(optimizer.state.values()):
             for key, value in values.items() if isinstance(values, Mapping) else ():
                 if not isinstance(value, Tensor):
-                    part = Part("optimizer", f"{name!r} state {idx} {key}")
-                    yield part, _comparable(value)
+                    option = Part("optimizer", f"{name!r} state {idx} {key}")
+                    yield option, _comparable(value)
     for name, module in state.model.named_modules():
         yield Part("model", f"{name}.training".lstrip(".")), module.training
 
 
 def _generators(state: Any) -> Iterator[tuple[Part, object]]:
-    """Yields the states of the generators of random numbers that all share."""
+    """Yields the states of the global random generators."""
     yield Part("", "Python's random numbers"), random.getstate()
     if numpy := sys.modules.get("numpy"):
         yield Part("", "NumPy's random numbers"), numpy.random.get_state(legacy=True)
@@ -118,29 +118,29 @@ def _nested(part: Part, value: Any) -> Iterator[tuple[Part, Tensor]]:
     if isinstance(value, Tensor):
         yield part, value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _nested(part.of(f"[{key!r}]"), one)
+        for key, nested in value.items():
+            yield from _nested(part.of(f"[{key!r}]"), nested)
     elif isinstance(value, (tuple, list)):
-        for idx, one in enumerate(value):
-            yield from _nested(part.of(f"[{idx}]"), one)
+        for idx, nested in enumerate(value):
+            yield from _nested(part.of(f"[{idx}]"), nested)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _nested(part.of(f".{field.name}"), getattr(value, field.name))
 
 
 def _version(tensor: Tensor) -> int:
-    """Returns the number that every write in place counts up; inference tensors have none."""
+    """Returns the counter that every write in place increments; 0 for inference tensors, which have none."""
     # Private, but the only trace that a write leaves (torch 2.13).
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _place(tensor: Tensor) -> int:
-    """Returns the address of a tensor's data; 0 for one that has none, by its layout or under vmap."""
+def _address(tensor: Tensor) -> int:
+    """Returns the address of a tensor's data; 0 if it has none, by its layout or under vmap."""
     if tensor.layout is not torch.strided:
         return 0
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # a transform of torch.func stands in for it; nothing public tells
+    except RuntimeError:  # inside a torch.func transform; no public function can test for it
         return 0
 
 
@@ -149,10 +149,11 @@ def _comparable(value: object) -> object:
     return (id(value), _version(value)) if isinstance(value, Tensor) else repr(value)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool((one == other) if isinstance(one, int | str | float) or one is None else
-                (one == other).all())  # fmt: skip
+def _is_same(state: Any, other_state: Any) -> bool:
+    if isinstance(state, Tensor):
+        return torch.equal(state, other_state)
+    if isinstance(state, tuple):
+        return len(state) == len(other_state) and all(map(_is_same, state, other_state))
+    if isinstance(state, int | str | float) or state is None:
+        return bool(state == other_state)
+    return bool((state == other_state).all())

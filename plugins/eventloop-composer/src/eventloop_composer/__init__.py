@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Composer", "Trainer", "task"]
 
-# Composer itself takes seconds to import: only what is asked for is.
+# Importing Composer takes seconds, so the modules that need it are imported on first use.
 _FROM = {"Trainer": "trainer", "task": "building"}
 
 

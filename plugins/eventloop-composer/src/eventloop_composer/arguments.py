@@ -1,4 +1,4 @@
-"""The arguments of Composer's trainer: which setting of ours each is, and what is refused."""
+"""The arguments of Composer's trainer: their eventloop settings, and those that are refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from eventloop.toolbox import closest
 from eventloop_composer.times import to_ours
 
 DEFAULTS: Mapping[str, Any] = {
-    name: one.default
-    for name, one in inspect.signature(ComposerTrainer.__init__).parameters.items()
+    name: parameter.default
+    for name, parameter in inspect.signature(ComposerTrainer.__init__).parameters.items()
     if name != "self"
 }
 _PRECISIONS = {Precision.FP32: "fp32", Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}
 _DEVICES = ("cpu", "gpu")
 
-# What can't be honoured with another value than Composer's default: why, and what does it here.
+# Arguments that must keep Composer's default: the reason, and the alternative in eventloop.
 REFUSED: Mapping[str, tuple[str, str]] = {
     "spin_dataloaders": (
         "a resumed run finds its place in the data without going through what is over",
@@ -65,49 +65,49 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "leave it out; settings={'find_unused_parameters': True} looks for unused parameters",
     ),
 }
-# What Composer's own files are like, which are written beside ours where one of these is given.
+# Arguments of Composer's own checkpoint files, which are written in addition if one of them is set.
 _OF_FILES = ("save_filename", "save_latest_filename", "save_weights_only", "save_ignore_keys")
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments with their defaults.
 
     Raises:
         TypeError: Composer's trainer has no such argument, or the model is missing.
-        SettingError: one can't be honoured.
+        SettingError: an argument can't be honoured.
     """
-    for name in given:
+    for name in arguments:
         if name not in DEFAULTS:
             raise TypeError(f"Composer's Trainer has no argument {name!r}{closest(name, DEFAULTS)}")
-    if "model" not in given:
+    if "model" not in arguments:
         raise TypeError("Trainer needs a model: Trainer(model=...)")
-    for name, (why, fix) in REFUSED.items():
-        value = given.get(name, DEFAULTS[name])
+    for name, (reason, fix) in REFUSED.items():
+        value = arguments.get(name, DEFAULTS[name])
         if value != DEFAULTS[name]:
-            raise SettingError(f"{name}={value!r} can't be honoured: {why}", fix=fix)
-    if (names := named_files(given)) and given.get("save_folder") is None:
+            raise SettingError(f"{name}={value!r} can't be honoured: {reason}", fix=fix)
+    if (names := named_files(arguments)) and arguments.get("save_folder") is None:
         raise SettingError(
-            f"{names[0]}={given[names[0]]!r} has no effect without a folder",
+            f"{names[0]}={arguments[names[0]]!r} has no effect without a folder",
             fix="give save_folder='runs/mine'",
         )
-    return {**DEFAULTS, **given}
+    return {**DEFAULTS, **arguments}
 
 
-def named_files(given: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments that ask for files of Composer's own."""
+def named_files(arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments that request Composer's own files."""
     return [
         name
         for name in _OF_FILES
-        if given.get(name, DEFAULTS[name]) != DEFAULTS[name]
-        and (name, given[name]) != ("save_latest_filename", None)
+        if arguments.get(name, DEFAULTS[name]) != DEFAULTS[name]
+        and (name, arguments[name]) != ("save_latest_filename", None)
     ]
 
 
-def saver_of(given: Mapping[str, Any]) -> CheckpointSaver | None:
-    """Returns what writes files of Composer's own into `save_folder`; None without a folder."""
-    if given.get("save_folder") is None:
+def saver_of(arguments: Mapping[str, Any]) -> CheckpointSaver | None:
+    """Returns the callback that writes Composer's own files into `save_folder`; None without a folder."""
+    if arguments.get("save_folder") is None:
         return None
-    value = {**DEFAULTS, **given}
+    value = {**DEFAULTS, **arguments}
     return CheckpointSaver(
         folder=value["save_folder"],
         filename=value["save_filename"],
@@ -116,47 +116,47 @@ def saver_of(given: Mapping[str, Any]) -> CheckpointSaver | None:
         weights_only=value["save_weights_only"],
         ignore_keys=value["save_ignore_keys"],
         num_checkpoints_to_keep=value["save_num_checkpoints_to_keep"],
-        overwrite=True,  # that the folder has no other run is checked for ours
+        overwrite=True,  # eventloop already refuses a folder with another run
     )
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns our settings for arguments of Composer's trainer.
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the eventloop settings for arguments of Composer's trainer.
 
     Raises:
         SettingError: a value has no counterpart here.
     """
-    device = _device(given["device"])
+    device = _device(arguments["device"])
     settings: dict[str, Any] = {
-        # When to evaluate is the evaluators' affair.
+        # Each evaluator has its own interval.
         "eval_interval": None,
         "device": device,
-        "precision": _precision(given["precision"], device),
-        "deterministic": given["deterministic_mode"],
-        # Random transforms of a data set draw from where the generators stand, as under Composer.
+        "precision": _precision(arguments["precision"], device),
+        "deterministic": arguments["deterministic_mode"],
+        # Random transforms draw from the global generators, as under Composer.
         "seed_samples": False,
-        # Composer trains on; NaNMonitor, one of its callbacks, is what stops a run.
+        # Composer continues after a bad loss; its callback NaNMonitor stops a run.
         "on_bad_loss": "ignore",
-        **_saving(given),
+        **_saving(arguments),
     }
-    if given["seed"] is not None:
-        settings["seed"] = given["seed"]
-    if (size := _microbatch_size(given["device_train_microbatch_size"])) is not None:
+    if arguments["seed"] is not None:
+        settings["seed"] = arguments["seed"]
+    if (size := _microbatch_size(arguments["device_train_microbatch_size"])) is not None:
         settings["microbatch_size"] = size
-    if given["compile_config"] is not None:
-        settings["compile"] = given["compile_config"] or True
-    if given["max_duration"] is not None:
-        duration = time_of("max_duration", given["max_duration"])
-        ratio = given["scale_schedule_ratio"]
+    if arguments["compile_config"] is not None:
+        settings["compile"] = arguments["compile_config"] or True
+    if arguments["max_duration"] is not None:
+        duration = time_of("max_duration", arguments["max_duration"])
+        ratio = arguments["scale_schedule_ratio"]
         settings["max_duration"] = duration if ratio == 1.0 else scaled(duration, ratio)
     return settings
 
 
 def time_of(name: str, value: int | str | ComposerTime) -> Time:
-    """Returns a time as Composer takes it, a number of epochs or a text, as ours.
+    """Converts a time of Composer, possibly a number of epochs or a text, to eventloop's.
 
     Raises:
-        SettingError: it is in a unit that isn't counted here.
+        SettingError: its unit doesn't exist in eventloop.
     """
     try:
         return to_ours(ensure_time(value, "ep"))
@@ -167,10 +167,10 @@ def time_of(name: str, value: int | str | ComposerTime) -> Time:
 
 
 def scaled(time: Time, ratio: float) -> Time:
-    """Returns a duration that Composer's `scale_schedule_ratio` shortens or lengthens.
+    """Returns a duration scaled by Composer's `scale_schedule_ratio`.
 
     Raises:
-        SettingError: nothing is left of it.
+        SettingError: the scaled duration is 0.
     """
     value = int(time.value * ratio)
     if value < 1:
@@ -180,34 +180,34 @@ def scaled(time: Time, ratio: float) -> Time:
     return Time(value, time.unit)
 
 
-def _microbatch_size(given: Any) -> Any:
-    if isinstance(given, float):
+def _microbatch_size(size: Any) -> Any:
+    if isinstance(size, float):
         raise SettingError(
-            f"device_train_microbatch_size={given} is a part of a sample, for sequence parallelism",
+            f"device_train_microbatch_size={size} is a part of a sample, for sequence parallelism",
             fix="give a number of samples, or 'auto'",
         )
-    return given
+    return size
 
 
-def _device(given: str | Device | None) -> str:
-    name = given.name if isinstance(given, Device) else given
+def _device(device: str | Device | None) -> str:
+    name = device.name if isinstance(device, Device) else device
     if name is None:
         return "auto"
     if name not in _DEVICES:
         raise SettingError(f"device={name!r} isn't one of cpu, gpu", fix="give one of them")
     import torch
 
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if name == "gpu" and found is not None else name
+    current_device = torch.accelerator.current_accelerator(check_available=True)
+    return current_device.type if name == "gpu" and current_device is not None else name
 
 
-def _precision(given: str | Precision | None, device: str) -> str:
-    if given is None:
+def _precision(precision_or_name: str | Precision | None, device: str) -> str:
+    if precision_or_name is None:
         import torch
 
         is_gpu = device != "cpu" and torch.accelerator.is_available()
         return "fp16" if is_gpu else "fp32"
-    precision = Precision(given)
+    precision = Precision(precision_or_name)
     if precision not in _PRECISIONS:
         raise SettingError(
             f"precision={precision.value!r} isn't one of fp32, amp_bf16, amp_fp16",
@@ -216,32 +216,32 @@ def _precision(given: str | Precision | None, device: str) -> str:
     return _PRECISIONS[precision]
 
 
-def _saving(given: Mapping[str, Any]) -> dict[str, Any]:
-    folder = given["save_folder"]
-    load_path = given["load_path"]
-    if folder is None and given["autoresume"]:
+def _saving(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    folder = arguments["save_folder"]
+    load_path = arguments["load_path"]
+    if folder is None and arguments["autoresume"]:
         raise SettingError(
             "autoresume=True has no folder to look in", fix="give save_folder='runs/mine'"
         )
     settings: dict[str, Any] = {}
     if folder is not None:
-        if isinstance(given["save_interval"], Callable):  # type: ignore[arg-type]
+        if isinstance(arguments["save_interval"], Callable):  # type: ignore[arg-type]
             raise SettingError(
                 "save_interval is a function, which eventloop doesn't ask",
                 fix="give a time, '100ba', or a callback that calls "
                 "trainer.eventloop.state.request_checkpoint()",
             )
-        keep = given["save_num_checkpoints_to_keep"]
+        keep = arguments["save_num_checkpoints_to_keep"]
         if keep == 0:
             raise SettingError(
                 "save_num_checkpoints_to_keep=0 keeps nothing to go on from",
-                fix="give -1 for all, or 1; with run_dir='s3://...' they are kept there alone",
+                fix="give -1 for all, or 1; with run_dir='s3://...' they are kept only there",
             )
         settings["run_dir"] = folder
-        settings["resume"] = "auto" if given["autoresume"] else "never"
-        settings["checkpoint_interval"] = time_of("save_interval", given["save_interval"])
+        settings["resume"] = "auto" if arguments["autoresume"] else "never"
+        settings["checkpoint_interval"] = time_of("save_interval", arguments["save_interval"])
         settings["checkpoint_keep"] = None if keep < 0 else keep
-    if load_path is not None and not given["load_weights_only"]:
+    if load_path is not None and not arguments["load_weights_only"]:
         if str(load_path).endswith(".pt"):
             raise SettingError(
                 f"load_path={str(load_path)!r} is a checkpoint of Composer's, which has no place in the "

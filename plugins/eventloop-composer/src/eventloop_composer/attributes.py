@@ -1,4 +1,4 @@
-"""Attributes of objects that change in training, where no state dict has them."""
+"""Attributes of objects that change in training but aren't in a state dict."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NUMBERS = (type(None), int, float, str)
 
 
 class Attributes:
-    """Finds the attributes that have changed since they were noted, and puts them back.
+    """Finds the attributes that have changed since a snapshot, and restores them.
 
-    Values alone: tensors, times of Composer's, truth values, and plain ones.
+    Only plain values, tensors, and times of Composer are considered.
 
     Args:
-        objects: gives those that are looked at, by name.
-        with_numbers: whether numbers and text count: those of a callback may be a time of the day.
+        objects: returns the objects to watch, by name.
+        with_numbers: whether to include numbers and texts: those of a callback may be wall-clock times.
     """
 
     def __init__(
@@ -33,44 +33,44 @@ class Attributes:
         self.note()
 
     def note(self) -> None:
-        """Notes how they are now."""
-        self._before = {
-            name: {key: _copied(value) for key, value in found.items()}
-            for name, found in self._found().items()
+        """Takes a snapshot of the attributes."""
+        self._snapshot = {
+            name: {key: _copied(value) for key, value in attributes.items()}
+            for name, attributes in self._attributes().items()
         }
 
     def changed(self) -> dict[str, dict[str, Any]]:
-        """Returns what isn't as it was noted, by object; all of an object that is new."""
+        """Returns the attributes that differ from the snapshot, by object; all attributes of a new object."""
         changed = {}
-        for name, found in self._found().items():
-            before = self._before.get(name, {})
+        for name, attributes in self._attributes().items():
+            old_attributes = self._snapshot.get(name, {})
             new = {
                 key: encoded(value)
-                for key, value in found.items()
-                if key not in before or not _are_same(value, before[key])
+                for key, value in attributes.items()
+                if key not in old_attributes or not _are_same(value, old_attributes[key])
             }
             if new:
                 changed[name] = new
         return changed
 
     def put(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
-        """Sets what `changed` returned, in those objects that are there."""
-        for name, one in self._objects().items():
+        """Sets the attributes that `changed` returned, in the objects that still exist."""
+        for name, target in self._objects().items():
             for key, value in changed.get(name, {}).items():
-                held = vars(one).get(key)
+                current_value = vars(target).get(key)
                 value = decoded(value)
-                if isinstance(value, Tensor) and isinstance(held, Tensor):
-                    value = value.to(held.device)
-                vars(one)[key] = value
+                if isinstance(value, Tensor) and isinstance(current_value, Tensor):
+                    value = value.to(current_value.device)
+                vars(target)[key] = value
 
-    def _found(self) -> dict[str, dict[str, Any]]:
+    def _attributes(self) -> dict[str, dict[str, Any]]:
         return {
             name: {
                 key: value
-                for key, value in vars(one).items()
+                for key, value in vars(watched).items()
                 if isinstance(value, self._kinds) and key != "training"
             }
-            for name, one in self._objects().items()
+            for name, watched in self._objects().items()
         }
 
 
@@ -78,9 +78,9 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _are_same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        if type(one) is not type(other) or one.shape != other.shape:
+def _are_same(value: Any, other_value: Any) -> bool:
+    if isinstance(value, Tensor) or isinstance(other_value, Tensor):
+        if type(value) is not type(other_value) or value.shape != other_value.shape:
             return False
-        return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+        return torch.equal(value, other_value)
+    return type(value) is type(other_value) and bool(value == other_value)

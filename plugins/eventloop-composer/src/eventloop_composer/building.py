@@ -1,4 +1,4 @@
-"""A model of Composer's as a task of ours, from the arguments of Composer's trainer."""
+"""Builds an eventloop task for a model of Composer, from the arguments of Composer's trainer."""
 
 from __future__ import annotations
 
@@ -44,168 +44,172 @@ def task(model: nn.Module, train_dataloader: Any = None, **arguments: Any) -> Ta
     """Returns the task of training a `ComposerModel`, with its algorithms and callbacks.
 
     Args:
-        model: a model of Composer's.
-        train_dataloader: its data, or a `DataSpec`; None where it comes with `Trainer.fit`.
-        arguments: those of Composer's trainer, by their names.
+        model: a model of Composer.
+        train_dataloader: its data, or a `DataSpec`; None if it is passed to `Trainer.fit`.
+        arguments: further arguments of Composer's trainer.
 
     Raises:
         TypeError: Composer's trainer has no such argument.
-        SettingError: one can't be honoured.
+        SettingError: an argument can't be honoured.
     """
     return built(model=model, train_dataloader=train_dataloader, **arguments)[0]
 
 
 def built(**arguments: Any) -> tuple[Task, ModelTask, Composer]:
-    """Returns the task, what it trains, and the plugin that runs Composer's objects."""
-    given = checked(arguments)
-    _set_log_level(given["python_log_level"])
-    settings = settings_of(given)
-    model = model_of(given["model"])
-    algorithms = list(ensure_tuple(given["algorithms"]))
-    if any(one.find_unused_parameters for one in algorithms):
+    """Returns the task, its model task, and the plugin that runs Composer's objects."""
+    checked_arguments = checked(arguments)
+    _set_log_level(checked_arguments["python_log_level"])
+    settings = settings_of(checked_arguments)
+    model = model_of(checked_arguments["model"])
+    algorithms = list(ensure_tuple(checked_arguments["algorithms"]))
+    if any(algorithm.find_unused_parameters for algorithm in algorithms):
         settings["find_unused_parameters"] = True
-    profiler = given["profiler"]
-    callbacks = [*ensure_tuple(given["callbacks"]), *_watching(profiler)]
-    if named_files(given):
-        callbacks.append(saver_of(given))
-    names = (given["run_name"], os.getenv("COMPOSER_RUN_NAME"), os.getenv("RUN_NAME"))
+    profiler = checked_arguments["profiler"]
+    callbacks = [*ensure_tuple(checked_arguments["callbacks"]), *_watching(profiler)]
+    if named_files(checked_arguments):
+        callbacks.append(saver_of(checked_arguments))
+    names = (checked_arguments["run_name"], os.getenv("COMPOSER_RUN_NAME"), os.getenv("RUN_NAME"))
     session = Session(
         objects_of("algorithms", algorithms, Algorithm),
         objects_of("callbacks", callbacks, Callback),
-        objects_of("loggers", loggers_of(given), LoggerDestination),
-        passes=given["algorithm_passes"],
+        objects_of("loggers", loggers_of(checked_arguments), LoggerDestination),
+        passes=checked_arguments["algorithm_passes"],
         profiler=profiler,
         run_name=next((name for name in names if name), None),
     )
-    model_task = ModelTask(session, parts_of(model, given))
+    model_task = ModelTask(session, parts_of(model, checked_arguments))
     plugin = Composer.of(session, model_task)
     return _as_task(model, model_task, plugin, settings), model_task, plugin
 
 
 def _watching(profiler: Any) -> list[Any]:
-    """Returns what a profiler of Composer's adds to the callbacks, itself first.
+    """Returns the callbacks that a profiler of Composer adds, itself first.
 
     Raises:
         SettingError: it would upload its traces.
     """
     if profiler is None:
         return []
-    if remote := [one for one in profiler.remote_filenames if "://" in one]:
+    if remote := [name for name in profiler.remote_filenames if "://" in name]:
         raise SettingError(
             f"profiler uploads to {', '.join(remote)}, which can't be honoured",
             fix="give its trace handlers no remote_file_name, and copy the folder after the run",
         )
-    # Private: what it watches torch and the system with (Composer 0.32.1).
+    # Private: the profiler's callbacks for torch and the system (Composer 0.32.1).
     return [profiler, *profiler._callbacks, *profiler.trace_handlers, _EveryEvent()]
 
 
 class _EveryEvent(Callback):
-    """Has every event fired: the engine marks them in pairs, whether or not a callback listens."""
+    """Makes every event fire: the profiler records events in pairs, whether or not a callback listens."""
 
     def run_event(self, event: Event, state: ComposerState, logger: Logger) -> None:
         """Does nothing."""
 
 
-def parts_of(model: ComposerModel, given: Mapping[str, Any]) -> Parts:
-    """Returns what is trained, from checked arguments."""
-    schedulers = ensure_tuple(given["schedulers"])
-    ratio = given["scale_schedule_ratio"]
-    num_batches = given["train_subset_num_batches"]
+def parts_of(model: ComposerModel, arguments: Mapping[str, Any]) -> Parts:
+    """Returns the parts of the training, from checked arguments."""
+    schedulers = ensure_tuple(arguments["schedulers"])
+    ratio = arguments["scale_schedule_ratio"]
+    num_batches = arguments["train_subset_num_batches"]
     if ratio != 1.0 and not schedulers:
         raise SettingError(
             f"scale_schedule_ratio={ratio} has no effect without schedulers",
             fix="give schedulers, or max_duration alone",
         )
-    size = given["device_train_microbatch_size"]
-    loader = given["train_dataloader"]
+    size = arguments["device_train_microbatch_size"]
+    loader = arguments["train_dataloader"]
     return Parts(
         data=None if loader is None else data_of(loader),
-        label=given["train_dataloader_label"],
+        label=arguments["train_dataloader_label"],
         num_batches=None if num_batches < 0 else num_batches,
         evaluators=evaluators_of(
             model,
-            given["eval_dataloader"],
-            given["eval_interval"],
-            given["eval_subset_num_batches"],
+            arguments["eval_dataloader"],
+            arguments["eval_interval"],
+            arguments["eval_subset_num_batches"],
         ),
-        optimizers=_optimizers_of(model, given["optimizers"]),
+        optimizers=_optimizers_of(model, arguments["optimizers"]),
         schedulers=schedulers,
         schedule_ratio=ratio,
-        every_batch=moves_every_batch(schedulers, given["step_schedulers_every_batch"]),
+        every_batch=moves_every_batch(schedulers, arguments["step_schedulers_every_batch"]),
         microbatch_size=None if size == "auto" else size,
-        counts_tokens=given["accumulate_train_batch_on_tokens"],
+        counts_tokens=arguments["accumulate_train_batch_on_tokens"],
         train_metrics=model.get_metrics(is_train=True) or {},
     )
 
 
-def data_of(given: Any) -> DataSpec:
-    """Returns the specification of data, made for a data loader that comes without one.
+def data_of(data_or_spec: Any) -> DataSpec:
+    """Returns the DataSpec of the data; makes one for a plain data loader.
 
-    Composer's own refuses a data loader that isn't shared out over the ranks; eventloop does that.
+    Composer's own function refuses a data loader without a distributed sampler; eventloop adds one.
     """
-    if isinstance(given, DataSpec):
-        return given
-    if isinstance(given, dict):
-        return DataSpec(**given)
+    if isinstance(data_or_spec, DataSpec):
+        return data_or_spec
+    if isinstance(data_or_spec, dict):
+        return DataSpec(**data_or_spec)
     data = DataSpec([])
-    data.dataloader = given
+    data.dataloader = data_or_spec
     return data
 
 
 def evaluators_of(
-    model: ComposerModel, given: Any, interval: Any, num_batches: int
+    model: ComposerModel, eval_data: Any, interval: Any, num_batches: int
 ) -> list[Evaluator]:
-    """Returns the evaluators; `interval` applies to those without an interval of their own.
+    """Returns the evaluators; `interval` applies to evaluators without their own interval.
 
     Raises:
-        TaskError: some have a name and others don't, or one can't be honoured.
-        SettingError: one has no length, and all of it is asked for.
+        TaskError: only some are Evaluators, or one can't be honoured.
+        SettingError: an evaluator without a length has no limit.
     """
-    sets = ensure_tuple(given)
-    are_named = {isinstance(one, Evaluator) for one in sets}
+    sets = ensure_tuple(eval_data)
+    are_named = {isinstance(eval_set, Evaluator) for eval_set in sets}
     if len(are_named) > 1:
         raise TaskError(
             "some of eval_dataloader are Evaluators and others aren't", fix="wrap all in Evaluator"
         )
     names = [str(name) for name in model.get_metrics(is_train=False)] if sets else []
     evaluators = [
-        one
-        if isinstance(one, Evaluator)
-        else Evaluator(label="eval", dataloader=data_of(one), metric_names=names)
-        for one in sets
+        eval_set
+        if isinstance(eval_set, Evaluator)
+        else Evaluator(label="eval", dataloader=data_of(eval_set), metric_names=names)
+        for eval_set in sets
     ]
-    for one in evaluators:
-        if one.subset_num_batches is None:
-            one.subset_num_batches = num_batches
-        if one.eval_interval is None:
-            one.eval_interval = interval
-        _refuse_microbatches(one)
-        _refuse_endless(one)
+    for evaluator in evaluators:
+        if evaluator.subset_num_batches is None:
+            evaluator.subset_num_batches = num_batches
+        if evaluator.eval_interval is None:
+            evaluator.eval_interval = interval
+        _refuse_microbatches(evaluator)
+        _refuse_endless(evaluator)
     return evaluators
 
 
-def loggers_of(given: Mapping[str, Any]) -> list[LoggerDestination]:
+def loggers_of(arguments: Mapping[str, Any]) -> list[LoggerDestination]:
     """Returns the loggers that were passed, and those that Composer's trainer adds."""
-    loggers = list(ensure_tuple(given["loggers"]))
-    stream = given["console_stream"]
-    traces = given["log_traces"]
-    if given["progress_bar"] and not any(isinstance(one, ProgressBarLogger) for one in loggers):
+    loggers = list(ensure_tuple(arguments["loggers"]))
+    stream = arguments["console_stream"]
+    traces = arguments["log_traces"]
+    if arguments["progress_bar"] and not any(
+        isinstance(logger, ProgressBarLogger) for logger in loggers
+    ):
         loggers.append(ProgressBarLogger(stream=stream, log_traces=traces))
-    if given["log_to_console"] and not any(isinstance(one, ConsoleLogger) for one in loggers):
-        interval = given["console_log_interval"]
+    if arguments["log_to_console"] and not any(
+        isinstance(logger, ConsoleLogger) for logger in loggers
+    ):
+        interval = arguments["console_log_interval"]
         loggers.append(ConsoleLogger(stream=stream, log_interval=interval, log_traces=traces))
     return loggers
 
 
-def moves_every_batch(schedulers: Sequence[Any], given: bool | None) -> bool:
+def moves_every_batch(schedulers: Sequence[Any], every_batch: bool | None) -> bool:
     """Whether schedulers step every batch; by default, only if none is a torch scheduler."""
-    if given is not None:
-        return given
-    return not any(isinstance(one, LRScheduler) for one in schedulers)
+    if every_batch is not None:
+        return every_batch
+    return not any(isinstance(scheduler, LRScheduler) for scheduler in schedulers)
 
 
-def _optimizers_of(model: ComposerModel, given: Any) -> list[Optimizer]:
-    optimizers: list[Optimizer] = list(ensure_tuple(given))
+def _optimizers_of(model: ComposerModel, optimizer_or_list: Any) -> list[Optimizer]:
+    optimizers: list[Optimizer] = list(ensure_tuple(optimizer_or_list))
     if len(optimizers) > 1:
         raise TaskError(
             f"optimizers={len(optimizers)} of them; Composer's trainer takes one",
@@ -219,8 +223,10 @@ def _optimizers_of(model: ComposerModel, given: Any) -> list[Optimizer]:
 
 def _refuse_microbatches(evaluator: Evaluator) -> None:
     size = evaluator.device_eval_microbatch_size
-    whole = getattr(evaluator.dataloader.dataloader, "batch_size", None)
-    if evaluator.auto_microbatching or (whole is not None and size is not None and size < whole):
+    batch_size = getattr(evaluator.dataloader.dataloader, "batch_size", None)
+    if evaluator.auto_microbatching or (
+        batch_size is not None and size is not None and size < batch_size
+    ):
         raise TaskError(
             f"device_eval_microbatch_size={size} of {evaluator.label!r} can't be honoured: an eval "
             "batch goes through the model in one piece",
@@ -242,7 +248,7 @@ def _refuse_endless(evaluator: Evaluator) -> None:
 
 
 def length_of(loader: Any) -> int | None:
-    """Returns how many batches a data loader has; None where it doesn't know."""
+    """Returns the number of batches of a data loader; None if unknown."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -252,17 +258,21 @@ def length_of(loader: Any) -> int | None:
 def _as_task(
     model: ComposerModel, model_task: ModelTask, plugin: Composer, settings: Mapping[str, Any]
 ) -> Task:
-    parts = model_task.parts
-    loader: Any = parts.data.dataloader if parts.data else None
-    optimizer = parts.optimizers[0] if parts.optimizers else None
+    training_parts = model_task.parts
+    loader: Any = training_parts.data.dataloader if training_parts.data else None
+    optimizer = training_parts.optimizers[0] if training_parts.optimizers else None
     return Task(
         model=model,
-        # Without one, nothing: the data may come with a fit.
+        # Empty without a data loader: the data may be passed to `fit`.
         train_dataloader=(lambda: ()) if loader is None else loader,
-        eval_dataloaders={one.label: one.dataloader.dataloader for one in parts.evaluators} or None,
+        eval_dataloaders={
+            evaluator.label: evaluator.dataloader.dataloader
+            for evaluator in training_parts.evaluators
+        }
+        or None,
         optimizer=None if optimizer is None else lambda _: optimizer,
         algorithms=[plugin, model_task],
-        # Algorithms that are installed would change what Composer trains.
+        # Installed algorithms would change the results of existing Composer code.
         settings={"autoload": "callbacks", **settings},
         name=type(model).__name__,
     )

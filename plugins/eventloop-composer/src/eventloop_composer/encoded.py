@@ -1,4 +1,4 @@
-"""Composer's values as a checkpoint of ours can hold them, and back."""
+"""Encodes Composer's values for an eventloop checkpoint, and decodes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from composer.core import Time, Timestamp
 
-# What stands for an object of Composer's in a nest.
+# Keys that mark encoded objects of Composer in a nest.
 _TIME = "composer.Time"
 _TIMESTAMP = "composer.Timestamp"
 _DELTA = "timedelta"
@@ -27,7 +27,7 @@ _COUNTED = (
 
 
 def encoded(value: Any) -> Any:
-    """Returns a nest that a checkpoint can hold; Composer's times become what names them."""
+    """Encodes a nest for a checkpoint; Composer's times become marked mappings."""
     if isinstance(value, Time):
         return {_TIME: value.to_timestring()}
     if isinstance(value, Timestamp):
@@ -35,14 +35,14 @@ def encoded(value: Any) -> Any:
     if isinstance(value, timedelta):
         return {_DELTA: [value.days, value.seconds, value.microseconds]}
     if isinstance(value, Mapping):
-        return {key: encoded(one) for key, one in value.items()}
+        return {key: encoded(nested) for key, nested in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([encoded(one) for one in value])
+        return type(value)([encoded(nested) for nested in value])
     return value
 
 
 def decoded(value: Any) -> Any:
-    """Decodes what `encoded` returned."""
+    """Inverse of `encoded`."""
     if isinstance(value, Mapping):
         if value.keys() == {_TIME}:
             return Time.from_timestring(value[_TIME])
@@ -50,9 +50,9 @@ def decoded(value: Any) -> Any:
             return timedelta(*value[_DELTA])
         if value.keys() == {_TIMESTAMP}:
             return Timestamp(**decoded(value[_TIMESTAMP]))
-        return {key: decoded(one) for key, one in value.items()}
+        return {key: decoded(nested) for key, nested in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([decoded(one) for one in value])
+        return type(value)([decoded(nested) for nested in value])
     return value
 
 

@@ -1,4 +1,4 @@
-"""Composer's engine, which calls what listens to an event and nothing else."""
+"""Composer's engine, reduced to the algorithms and callbacks that listen to an event."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from composer.loggers import LoggerDestination
 
 
 class LeanEngine(Engine):
-    """Composer's engine: its passes and its order, without the calls that do nothing.
+    """Composer's engine, with its passes and order, but without calls that do nothing.
 
-    Its own makes lists, sorts them by each pass and formats a line for a log at every event, which takes
-    longer than most events do. Methods with an underscore are those of mosaicml 0.32.1.
+    Composer's own engine builds and sorts lists and formats a log line at every event, which takes longer
+    than most events do. Methods with an underscore are private in mosaicml 0.32.1.
     """
 
     _has_own_passes = False
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._known: list[Callback] = []
         self._listening: dict[Event, list[Callback]] = {}
 
-    def register_pass(self, *given: Any) -> None:
-        """Adds one of the user's passes, which may do something to a single algorithm, too."""
+    def register_pass(self, *arguments: Any) -> None:
+        """Adds a user's pass, which may change even a single algorithm."""
         self._has_own_passes = True
-        super().register_pass(*given)
+        super().register_pass(*arguments)
 
     def run_event(self, event: Event | str) -> dict[str, Trace]:
-        """Runs algorithms, then callbacks, then loggers; at INIT it is the other way round."""
+        """Runs algorithms, then callbacks, then loggers; at INIT in the reverse order."""
         if not isinstance(event, Event):
-            event = Event(event)  # a name; to look an event up takes long, too
+            event = Event(event)  # only for a name: the lookup is slow
         state = self.state
         if event is Event.INIT or state.profiler is not None or self._is_closed:
-            found: dict[str, Trace] = super().run_event(event)
-            return found
+            all_traces: dict[str, Trace] = super().run_event(event)
+            return all_traces
         traces = self._run_algorithms(event)
         if state.callbacks != self._known:
             self._known = list(state.callbacks)
@@ -49,16 +49,18 @@ class LeanEngine(Engine):
 
     def _run_algorithms(self, event: Event) -> dict[str, Trace]:
         state = self.state
-        matching = [one for one in state.algorithms if one.match(event, state)]
+        matching = [algorithm for algorithm in state.algorithms if algorithm.match(event, state)]
         if not matching:
             return {}
         if len(matching) > 1 or self._has_own_passes:
             matching = self._compile(matching, event)
         traces = {}
-        for order, one in enumerate(matching):
-            code = one.apply(event, state, self.logger)
-            traces[f"{one}/{event}"] = Trace(type(one).__name__, event, code, order, run=True)
-        names = (f"algorithm_traces/{one.name}/{one.event}" for one in traces.values())
+        for order, algorithm in enumerate(matching):
+            code = algorithm.apply(event, state, self.logger)
+            traces[f"{algorithm}/{event}"] = Trace(
+                type(algorithm).__name__, event, code, order, run=True
+            )
+        names = (f"algorithm_traces/{trace.name}/{trace.event}" for trace in traces.values())
         self.logger.log_traces(dict.fromkeys(names, 1))
         return traces
 
@@ -66,10 +68,10 @@ class LeanEngine(Engine):
 def listens(event: Event, algorithms: Sequence[Algorithm], callbacks: Sequence[Callback]) -> bool:
     """Whether an algorithm or a callback could do something at an event.
 
-    An algorithm says so at the event itself. A callback does where it has a method of the event's
-    name, or takes all events.
+    An algorithm decides at the event itself. A callback listens if it overrides the event's method or
+    `run_event`.
     """
-    return bool(algorithms) or any(_listens(one, event) for one in callbacks)
+    return bool(algorithms) or any(_listens(callback, event) for callback in callbacks)
 
 
 def _listens(callback: Callback, event: Event) -> bool:
@@ -82,6 +84,6 @@ def _is_own(callback: Callback, name: str) -> bool:
 
 
 def _in_order(event: Event, callbacks: Sequence[Callback]) -> list[Callback]:
-    """Returns those that listen, loggers last: what callbacks log is there before it is written."""
-    listening = [one for one in callbacks if _listens(one, event)]
-    return sorted(listening, key=lambda one: isinstance(one, LoggerDestination))
+    """Returns the callbacks that listen, loggers last, so that they write the numbers of other callbacks."""
+    listening = [callback for callback in callbacks if _listens(callback, event)]
+    return sorted(listening, key=lambda callback: isinstance(callback, LoggerDestination))

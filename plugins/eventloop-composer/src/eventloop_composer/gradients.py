@@ -1,4 +1,4 @@
-"""Gradients that stay until the next batch, for callbacks that look at them when one has ended."""
+"""Keeps gradients until the next batch, for callbacks that read them at the end of a batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eventloop import State, StepOutcome, hookimpl
 
 
 class SavedGradients:
-    """Empties gradients when a batch begins, as Composer's trainer does, not when one has ended.
+    """Zeroes gradients when a batch begins, as Composer's trainer does, not when it ends.
 
     Args:
-        is_needed: whether anything may look at them in between.
+        is_needed: whether any callback may read them in between.
 
     Attributes:
-        hooks: what the plugin takes over.
+        hooks: names of the hooks for the plugin.
     """
 
     def __init__(self, is_needed: bool) -> None:
@@ -27,7 +27,7 @@ class SavedGradients:
         self._is_stepping = False
 
     def drop(self) -> None:
-        """Empties what the last batch left."""
+        """Zeroes the gradients of the last batch."""
         stale = self._stale
         self._stale = {}
         for optimizer in stale.values():
@@ -35,7 +35,7 @@ class SavedGradients:
 
     @hookimpl(conditional=True)
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool | None:
-        """Puts off what ends a batch; a closure's gradients begin empty."""
+        """Defers zeroing at the end of a batch, but not inside a step, whose closure needs zeroed gradients."""
         if self._is_stepping or state.batch is None:
             self._stale = {}
             return None
@@ -46,7 +46,7 @@ class SavedGradients:
     def around_step(
         self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
-        """Notes that a step is under way, which may compute gradients again."""
+        """Marks a step, which may compute gradients again."""
         self._is_stepping = True
         try:
             return (yield)
@@ -55,6 +55,6 @@ class SavedGradients:
 
     @hookimpl(wrapper=True)
     def split_batch(self, state: State) -> Generator[None, Any, Any]:
-        """Empties what an update before this one in the same batch left."""
+        """Zeroes the gradients of an earlier update in the same batch."""
         self.drop()
         return (yield)

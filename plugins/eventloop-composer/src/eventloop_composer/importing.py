@@ -1,4 +1,4 @@
-"""Imports Composer, which its plugin does only when something of it is named."""
+"""Imports Composer, which the plugin does only if an option names an object of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 
 from eventloop import PluginError
 
-# What torchvision's Python code expects of its compiled half, which a wheel built for CUDA can't
-# load beside a torch built for the CPU (torchvision 0.28).
+# Operators that torchvision's Python code expects from its compiled library, which a CUDA wheel can't
+# load with a torch built for the CPU (torchvision 0.28).
 _OPERATORS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -26,10 +26,10 @@ _declared: list[torch.library.Library] = []  # an operator lives as long as its 
 
 
 def import_composer() -> None:
-    """Imports Composer, if it isn't yet; the process's signal handlers stay what they are.
+    """Imports Composer, if necessary; the process keeps its signal handlers.
 
     Raises:
-        PluginError: it can't be imported.
+        PluginError: Composer can't be imported.
     """
     if "composer" in sys.modules:
         return
@@ -46,16 +46,16 @@ def import_composer() -> None:
 
 
 def declare_operators() -> None:
-    """Declares torchvision's operators where its wheel is for CUDA and torch isn't; imports nothing.
+    """Declares torchvision's operators if its wheel is for CUDA and torch isn't; imports nothing.
 
-    Whatever imports torchvision fails otherwise, torchmetrics among it, whether Composer is wanted or not.
+    Otherwise every import of torchvision fails, also in torchmetrics, even without Composer.
     """
     if _declared or torch.version.cuda is not None or "torchvision" in sys.modules:
         return
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
         return
-    version = Path(found.origin).with_name("version.py")
+    version = Path(spec.origin).with_name("version.py")
     if not version.is_file() or not re.search(r"\+cu\d", version.read_text()):
         return
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -67,14 +67,14 @@ def declare_operators() -> None:
 
 @contextmanager
 def _restored_handlers() -> Iterator[None]:
-    """Puts handlers back: Composer's engine takes SIGINT and SIGTERM when it is imported."""
+    """Restores signal handlers: Composer's engine takes SIGINT and SIGTERM when it is imported."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    saved = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    saved = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for one, handler in saved.items():
+        for number, handler in saved.items():
             if handler is not None:  # not set from Python
-                signal.signal(one, handler)
+                signal.signal(number, handler)

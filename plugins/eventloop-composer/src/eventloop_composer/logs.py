@@ -1,4 +1,4 @@
-"""What is logged: by Composer's trainer itself, and by callbacks for our loggers, too."""
+"""Logging: the numbers of Composer's trainer itself, and those of callbacks for eventloop's loggers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NO_NODE = "unknown because NODENAME environment variable not set"  # as Compose
 
 
 class TrainerLogs:
-    """Logs what Composer's trainer logs, at the same moments and by the same names.
+    """Logs the numbers that Composer's trainer logs, at the same moments and under the same names.
 
-    To Composer's loggers alone: ours get these numbers from the core. A loss is read from the device
-    for them at each batch, so that without them nothing is.
+    Only for Composer's loggers: eventloop's get these numbers from the core. The loss is read from the
+    device at each batch, so without such loggers nothing is logged.
 
     Args:
         theirs: Composer's State.
-        loggers: Composer's.
+        loggers: Composer's loggers.
     """
 
     def __init__(self, theirs: ComposerState, loggers: Sequence[LoggerDestination]) -> None:
@@ -37,18 +37,18 @@ class TrainerLogs:
     def log(self, numbers: dict[str, Any]) -> None:
         """Logs numbers of this batch."""
         step = self._theirs.timestamp.batch.value
-        for one in self._loggers:
-            one.log_metrics(numbers, step)
+        for logger in self._loggers:
+            logger.log_metrics(numbers, step)
 
     def begin(self) -> None:
-        """Logs what runs where, and the seed."""
-        found = get_composer_env_dict()
+        """Logs the environment and the seed."""
+        environment = get_composer_env_dict()
         num_ranks = dist.get_world_size()
         num_local = dist.get_local_world_size()
         device = type(self._theirs.device).__name__.removeprefix("Device").lower()
         for numbers in (
-            {"composer_version": found["composer_version"]},
-            {"composer_commit_hash": str(found["composer_commit_hash"])},
+            {"composer_version": environment["composer_version"]},
+            {"composer_commit_hash": str(environment["composer_commit_hash"])},
             {
                 "num_nodes": num_ranks // num_local,
                 f"num_{device}s_per_node": num_local,
@@ -56,37 +56,37 @@ class TrainerLogs:
             },
             {"rank_zero_seed": self._theirs.rank_zero_seed},
         ):
-            for one in self._loggers:
-                one.log_hyperparameters(numbers)
+            for logger in self._loggers:
+                logger.log_hyperparameters(numbers)
 
     def epoch(self) -> None:
-        """Logs where an epoch begins."""
+        """Logs the time at the start of an epoch."""
         if self._loggers:
             self.log({"time/epoch": self._theirs.timestamp.epoch.value})
 
     def batch(self, num_tokens: int) -> None:
-        """Logs where a batch of so many tokens begins."""
+        """Logs the time at the start of a batch."""
         self._times(
             "batch", "sample", "batch_in_epoch", "sample_in_epoch", has_tokens=num_tokens > 0
         )
 
     def end(self) -> None:
-        """Logs where a fit ends."""
+        """Logs the time at the end of a fit."""
         self._times(
             "epoch", "batch", "sample", "batch_in_epoch", "sample_in_epoch",
             has_tokens=self._theirs.timestamp.token.value > 0,
         )  # fmt: skip
 
     def _times(self, *names: str, has_tokens: bool) -> None:
-        now = self._theirs.timestamp
+        timestamp = self._theirs.timestamp
         if self._loggers:
-            self.log({f"time/{name}": getattr(now, name).value for name in names})
+            self.log({f"time/{name}": getattr(timestamp, name).value for name in names})
         if self._loggers and has_tokens:
-            self.log({"time/token": now.token.value})
-            self.log({"time/token_in_epoch": now.token_in_epoch.value})
+            self.log({"time/token": timestamp.token.value})
+            self.log({"time/token_in_epoch": timestamp.token_in_epoch.value})
 
     def loss(self, loss: Tensor | None) -> None:
-        """Logs the size of microbatches, and the mean loss of a batch; it waits for the device."""
+        """Logs the size of microbatches, and the mean loss of a batch; synchronizes with the device."""
         if self._loggers and loss is not None:
             size = self._theirs.device_train_microbatch_size
             self.log({"trainer/device_train_microbatch_size": size})
@@ -96,13 +96,13 @@ class TrainerLogs:
 
 
 class ToEventloop(LoggerDestination):
-    """Hands the numbers that Composer's algorithms and callbacks log to our loggers.
+    """Passes the numbers that Composer's algorithms and callbacks log to eventloop's loggers.
 
     Args:
-        state: ours, which takes them.
+        state: eventloop's State, which receives them.
 
     Attributes:
-        is_heard: whether a fit is under way, in which numbers have a place.
+        is_heard: whether a fit is running; numbers outside of a fit are dropped.
     """
 
     def __init__(self, state: State) -> None:
@@ -110,7 +110,7 @@ class ToEventloop(LoggerDestination):
         self.is_heard = False
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Logs what is a single number; our loggers take nothing else."""
+        """Logs single numbers; eventloop's loggers accept nothing else."""
         if not self.is_heard:
             return
         for name, value in metrics.items():

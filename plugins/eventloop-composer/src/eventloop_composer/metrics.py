@@ -1,4 +1,4 @@
-"""Metrics of a model of Composer's: those of training, and which of them an eval set has."""
+"""Metrics of a model of Composer: training metrics, and the selection for an eval set."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from eventloop_composer.session import Session
 def chosen_metrics(
     metrics: Mapping[str, Metric], patterns: Sequence[str] | None
 ) -> dict[str, Metric]:
-    """Returns copies of those metrics of which a pattern is found in the name; None for all."""
+    """Returns copies of the metrics whose name matches a pattern; all metrics if `patterns` is None."""
     return {
-        name: deepcopy(one)
-        for name, one in metrics.items()
+        name: deepcopy(metric)
+        for name, metric in metrics.items()
         if patterns is None
         or any(re.match(f".*{pattern}.*", name, re.IGNORECASE) for pattern in patterns)
     }
 
 
 class TrainMetrics:
-    """Counts in training as Composer's trainer does: each batch by itself, in evaluation mode.
+    """Computes metrics in training as Composer's trainer does: per batch, in evaluation mode.
 
     Args:
-        session: whose State of Composer's has the metrics.
-        is_needed: whether the model has some.
+        session: the session; Composer's State has the metrics.
+        is_needed: whether the model has training metrics.
 
     Attributes:
-        hooks: what the task takes over.
+        hooks: names of the hooks for the task.
     """
 
     def __init__(self, session: Session, is_needed: bool) -> None:
@@ -45,18 +45,18 @@ class TrainMetrics:
 
     @hookimpl(tryfirst=True)
     def before_train_batch(self, state: State) -> None:
-        """Empties the metrics."""
+        """Resets the metrics."""
         for metric in self._metrics().values():
             metric.reset()
 
     @hookimpl(tryfirst=True)
     def before_forward(self, state: State) -> None:
-        """Keeps the microbatch as it is before algorithms change it."""
+        """Stores the microbatch before algorithms change it."""
         self._batch = deepcopy(state.microbatch)
 
     @hookimpl(trylast=True)
     def after_backward(self, state: State) -> None:
-        """Counts the outputs of the microbatch."""
+        """Updates the metrics with the outputs of the microbatch."""
         batch = self._batch
         self._batch = None
         model: Any = state.model
@@ -67,7 +67,7 @@ class TrainMetrics:
                 model.update_metric(batch, outputs, metric.to(state.device))
 
     def end_batch(self) -> None:
-        """Computes and logs them, where Composer's loggers or callbacks may want to know."""
+        """Computes and logs the metrics, if Composer's loggers or callbacks may read them."""
         mirror = self._session.mirror
         metrics = self._metrics()
         if mirror.theirs.train_metrics is None or not self._session.is_watched:

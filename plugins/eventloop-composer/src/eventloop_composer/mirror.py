@@ -33,24 +33,24 @@ _PRECISIONS = {
 
 
 class Mirror:
-    """Shows our State to what was written for Composer's, and takes over what that changes there.
+    """Shows eventloop's State to Composer's objects, and applies the changes that they make.
 
     Args:
-        state: ours; its model is there, its optimizers needn't be.
-        algorithms, callbacks, loggers: Composer's, in the order in which they were given.
-        passes: Composer's, which order algorithms, beside its own.
-        optimizers: as far as they are there before the model is changed.
-        run_name: what the run is called.
+        state: eventloop's State; its model exists, its optimizers may not.
+        algorithms, callbacks, loggers: Composer's objects, in the order in which they were passed.
+        passes: additional passes of Composer, which order algorithms.
+        optimizers: the optimizers that exist before the model is changed.
+        run_name: name of the run.
 
     Attributes:
         theirs: Composer's State.
-        logger: its Logger.
-        engine: its Engine.
-        saved: what checkpoints keep of them all.
-        logs: what Composer's trainer itself logs.
-        numbers: takes what is logged by Composer's Logger to our loggers.
-        since: from when on Composer's time counts, in ours.
-        evaluated: the time of evaluations, which Composer's leaves out.
+        logger: Composer's Logger.
+        engine: Composer's Engine.
+        saved: the saved state of all of these.
+        logs: the numbers that Composer's trainer itself logs.
+        numbers: passes numbers from Composer's Logger to eventloop's loggers.
+        since: the moment, on eventloop's clock, at which Composer's time began.
+        evaluated: the time of evaluations, which Composer's time excludes.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Mirror:
         self.evaluated = Evaluated()
         self._loss: Tensor | None = None
         self._max_duration: ComposerTime | None = None
-        self._side_s = 0.0  # when the last batch beside the training was done
+        self._side_s = 0.0  # end of the last batch of an evaluation or prediction
         self._training_loader: tuple[Any, str | None, ComposerTime | None] = (None, None, None)
 
     def fire(self, event: Event) -> None:
-        """Runs an event of Composer's engine, and keeps both States in agreement."""
+        """Runs an event of Composer's engine, and keeps both States in sync."""
         state = self.state
         theirs = self.theirs
         microbatch = state.microbatch
@@ -112,17 +112,17 @@ class Mirror:
                 state.microbatch = theirs.batch
         if outputs is not None and theirs.outputs is not outputs:
             state.outputs = theirs.outputs
-        # Several losses may have been changed each in its place.
+        # A tuple of losses may have been changed element by element.
         if loss is not None and (theirs.loss is not shown or not isinstance(shown, Tensor)):
             state.loss = self.take_loss(theirs.loss)
         if theirs.max_duration is not self._max_duration:
             self._take_duration()
 
     def take_loss(self, loss: Any) -> Tensor:
-        """Returns what Composer would backpropagate of a loss: the mean, or the sum of means.
+        """Returns the value that Composer would backpropagate: the mean of a loss, or the sum of means.
 
         Args:
-            loss: as a model of Composer's gives it: a tensor, several, or some by name.
+            loss: a tensor, several tensors, or tensors by name, as a model of Composer returns it.
         """
         self.theirs.loss = loss
         self._loss = total_of(loss)
@@ -134,7 +134,7 @@ class Mirror:
         self.theirs.timestamp = self.time_now()
 
     def end_batch(self) -> None:
-        """Advances past a batch, whose time is without that of the evaluation before it."""
+        """Advances past a batch; its duration excludes a preceding evaluation."""
         self.evaluated.end_batch(self.state.clock)
         seconds = self.since.seconds + self.evaluated.in_batch_s
         self.since = self.since._replace(seconds=seconds)
@@ -151,20 +151,20 @@ class Mirror:
         self._max_duration = self.theirs.max_duration
 
     def set_loader(self, loader: Any, label: str, num_batches: int | None = None) -> None:
-        """Makes a data loader the active one, of which so many batches are used; None for all."""
+        """Makes a data loader active; `num_batches` limits its batches, None uses all."""
         length = -1 if num_batches is None else num_batches
         self.theirs.set_dataloader(loader, label, length)
 
     def begin_side(self, loader: Any, label: str, num_batches: int | None) -> None:
-        """Makes the data loader of an evaluation or a prediction the active one."""
+        """Makes the data loader of an evaluation or a prediction active."""
         theirs = self.theirs
-        known = (theirs.dataloader, theirs.dataloader_label, theirs.dataloader_len)
-        self._training_loader = known
+        training_loader = (theirs.dataloader, theirs.dataloader_label, theirs.dataloader_len)
+        self._training_loader = training_loader
         self._side_s = time.perf_counter()
         self.set_loader(loader, label, num_batches)
 
     def end_side(self) -> None:
-        """Makes the data loader of the training the active one again."""
+        """Makes the data loader of the training active again."""
         loader, label, length = self._training_loader
         self.theirs.set_dataloader(loader, label)
         if length is not None:
@@ -173,9 +173,9 @@ class Mirror:
     def after_side_batch(self, since: Timestamp) -> Timestamp:
         """Returns the timestamp of an evaluation or a prediction, one batch of this rank later."""
         count = self.state.current_count()
-        then = self._side_s
+        previous_end_s = self._side_s
         self._side_s = time.perf_counter()
-        duration = timedelta(seconds=self._side_s - then)
+        duration = timedelta(seconds=self._side_s - previous_end_s)
         return since.to_next_batch(samples=count.samples, tokens=count.tokens, duration=duration)
 
     def time_now(self) -> Timestamp:
@@ -204,7 +204,7 @@ class Mirror:
 def total_of(loss: Any) -> Tensor:
     """Returns the loss that Composer's trainer would backpropagate, shape ().
 
-    The sum is float32, whatever the losses are, as theirs is.
+    A sum is float32, whatever the losses' dtype, as in Composer.
     """
     if isinstance(loss, dict) and "total" in loss:
         loss = loss["total"]
@@ -212,13 +212,13 @@ def total_of(loss: Any) -> Tensor:
         return loss
     losses = ensure_tuple(loss)
     total = torch.zeros((), device=losses[0].device)
-    for one in losses:
-        total = total + one.mean()
+    for mean_loss in losses:
+        total = total + mean_loss.mean()
     return total.float()
 
 
 class DeviceAccelerator(DeviceCPU):
-    """An accelerator that Composer has no object for: as the CPU, but for where things are moved to."""
+    """A device that Composer has no class for: behaves like the CPU, but moves tensors to the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -228,7 +228,7 @@ def _device(state: State) -> Device:
     if kind_of(state.device).is_host:
         return DeviceCPU()
     try:
-        # It sets for the whole process whether TF32 may be used.
+        # Creating it changes TF32 for the whole process.
         return DeviceGPU(state.device.index, allow_tf32=state.precision.name != "fp32")
-    except ValueError:  # an accelerator of another kind, which Composer doesn't know
+    except ValueError:  # an accelerator that Composer doesn't know
         return DeviceAccelerator(state.device)

@@ -1,4 +1,4 @@
-"""A task that is a model of Composer's: its passes, its metrics, its schedulers, its data."""
+"""The task of a model of Composer: its passes, metrics, schedulers and data."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Parts:
     """The arguments of Composer's trainer, without the model.
 
     Args:
-        data: the training data; None where it comes with the fit.
-        label: what Composer's State calls it.
-        num_batches: how many of its batches an epoch has; None for all.
+        data: the training data; None if it is passed to `fit`.
+        label: name of the data in Composer's State.
+        num_batches: number of batches in an epoch; None for all.
         evaluators: the eval sets.
-        optimizers: Composer's trainer takes one.
-        schedulers: torch's or Composer's.
-        schedule_ratio: by which schedules, and the run, are shortened or lengthened.
-        every_batch: whether schedulers move once a batch, not once an epoch.
-        microbatch_size: None for that of the data loader's batches.
+        optimizers: the optimizers; Composer's trainer accepts a single one.
+        schedulers: schedulers of torch or Composer.
+        schedule_ratio: factor on the duration of schedules and of the run.
+        every_batch: whether schedulers step once per batch, not once per epoch.
+        microbatch_size: size of a microbatch; None for the data loader's batches.
         counts_tokens: whether the mean of a batch's loss is over tokens, not samples.
     """
 
@@ -59,14 +59,14 @@ class ModelTask:
     """Trains a `ComposerModel` as Composer's trainer does.
 
     Args:
-        session: mirrors our State.
-        parts: what the trainer was given.
+        session: mirrors eventloop's State.
+        parts: the arguments of the trainer.
 
     Attributes:
-        way_in: where plugins are passed, to say so.
+        way_in: how users pass plugins, for messages.
     """
 
-    loss_may_broadcast = True  # of one that does torch warns, as under Composer's trainer
+    loss_may_broadcast = True  # torch warns about broadcasting, as under Composer's trainer
     way_in = "algorithms=[...], or named with -p"
 
     def __init__(self, session: Session, parts: Parts) -> None:
@@ -85,29 +85,29 @@ class ModelTask:
 
     @property
     def label(self) -> str:
-        """What Composer's State calls the training data."""
+        """The name of the training data in Composer's State."""
         return self.parts.label
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has; None for all that there are."""
+        """The number of batches in an epoch; None for all."""
         return self.parts.num_batches
 
     @property
     def microbatch_size(self) -> int | None:
-        """How many samples go through the model at once; None for a batch."""
+        """The number of samples in a microbatch; None for a whole batch."""
         return self.parts.microbatch_size
 
     def eval_length(self, label: str) -> int | None:
-        """Returns how many batches of an eval set are used; None for all."""
+        """Returns the number of batches of an eval set to use; None for all."""
         length = self._evaluator(label).subset_num_batches
         return None if length is None or length < 0 else length
 
     def take_model(self, state: State) -> None:
-        """Sets what of Composer's State depends on the model as algorithms have left it.
+        """Sets the attributes of Composer's State that depend on the model, after algorithms changed it.
 
         Raises:
-            TaskError: it isn't a model of Composer's.
+            TaskError: the model isn't a ComposerModel.
         """
         model = state.model
         theirs = self._session.mirror.theirs
@@ -119,7 +119,7 @@ class ModelTask:
             )
         theirs.train_metrics = deepcopy(model.get_metrics(is_train=True))
         self.take_evaluators(state, parts.evaluators)
-        # Of the setting, which the argument stands for: it may have been set elsewhere, too.
+        # From the setting, not the argument: it may have been set elsewhere.
         duration = state.settings.max_duration
         self._session.mirror.set_duration(None if duration is None else to_theirs(duration))
         if parts.data is not None:
@@ -129,32 +129,35 @@ class ModelTask:
             )
 
     def take_evaluators(self, state: State, evaluators: Sequence[Evaluator]) -> None:
-        """Evaluates over these sets from now on."""
+        """Replaces the eval sets."""
         theirs = self._session.mirror.theirs
         model = state.model
         assert isinstance(model, ComposerModel)
         self.parts.evaluators = evaluators
         metrics = model.get_metrics(is_train=False) if evaluators else {}
         theirs.eval_metrics = {
-            one.label: chosen_metrics(metrics, one.metric_names) for one in evaluators
+            evaluator.label: chosen_metrics(metrics, evaluator.metric_names)
+            for evaluator in evaluators
         }
         theirs.evaluators = evaluators
 
     def begin(self, state: State) -> None:
-        """Seeds once more, as Composer's trainer does: what surgery drew shall make no difference."""
+        """Seeds again, as Composer's trainer does: random numbers drawn by surgery must make no difference."""
         reproducibility.seed_all(self._session.mirror.theirs.seed)
 
-    # What is trained, on what.
+    # Schedulers and data.
 
     @hookimpl
     def build_schedulers(self, state: State) -> dict[str, Any]:
-        """Makes Composer's schedulers; the plugin moves them, when Composer's trainer does.
+        """Makes Composer's schedulers; the plugin steps them when Composer's trainer would.
 
         Raises:
-            PluginError: a plugin has made the optimizers, of which they would move none.
+            PluginError: a plugin made the optimizers, which the schedulers wouldn't affect.
         """
-        made = list(state.optimizers.values())
-        if self.parts.schedulers and any(one not in made for one in self.parts.optimizers):
+        optimizers_of_run = list(state.optimizers.values())
+        if self.parts.schedulers and any(
+            optimizer not in optimizers_of_run for optimizer in self.parts.optimizers
+        ):
             raise PluginError(
                 f"a plugin has made the optimizers {', '.join(map(repr, state.optimizers))}, which the "
                 "schedulers of Composer's trainer wouldn't move",
@@ -165,20 +168,20 @@ class ModelTask:
         return {}
 
     def set_schedulers(self, schedulers: Sequence[Any], ratio: float) -> None:
-        """Takes torch's schedulers as they are, and makes Composer's functions into some."""
+        """Uses torch's schedulers unchanged, and compiles Composer's schedulers into torch's."""
         theirs = self._session.mirror.theirs
-        made: list[LRScheduler] = []
-        for one in schedulers:
-            if isinstance(one, LRScheduler):
-                scale_pytorch_scheduler(one, ratio)
-                made.append(one)
+        torch_schedulers: list[LRScheduler] = []
+        for scheduler in schedulers:
+            if isinstance(scheduler, LRScheduler):
+                scale_pytorch_scheduler(scheduler, ratio)
+                torch_schedulers.append(scheduler)
             else:
-                made.append(compile_composer_scheduler(one, theirs, ratio))
-        theirs.schedulers = made
+                torch_schedulers.append(compile_composer_scheduler(scheduler, theirs, ratio))
+        theirs.schedulers = torch_schedulers
 
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
-        """Counts as the data's own specification does."""
+        """Counts samples and tokens by the data's DataSpec."""
         data = self._data(state)
         return Count(data.get_num_samples_in_batch(batch), data.get_num_tokens_in_batch(batch))
 
@@ -196,12 +199,12 @@ class ModelTask:
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
-        """Splits as the data's own specification does."""
+        """Splits the batch by the data's DataSpec."""
         data = self._data(state)
         theirs = self._session.mirror.theirs
         size = state.microbatch_size or theirs.device_train_microbatch_size
-        parts = [state.batch] if size is None else data.split_batch(state.batch, size)
-        return [data.microbatch_transforms(one) for one in parts]
+        microbatches = [state.batch] if size is None else data.split_batch(state.batch, size)
+        return [data.microbatch_transforms(microbatch) for microbatch in microbatches]
 
     @hookimpl(tryfirst=True)
     def after_dataloader(self, state: State) -> None:
@@ -210,7 +213,7 @@ class ModelTask:
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
-        """Whether the epoch has had as many batches as are used."""
+        """Whether the epoch has reached its number of batches."""
         num_batches = self.parts.num_batches
         return num_batches is not None and state.clock.batch_in_epoch >= num_batches
 
@@ -229,7 +232,7 @@ class ModelTask:
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        """Calls the model's loss; of several, it is the sum of means."""
+        """Calls the model's loss; several losses are added up."""
         model = state.model
         mirror = self._session.mirror
         batch = state.batch if state.microbatch is None else state.microbatch
@@ -244,7 +247,7 @@ class ModelTask:
         self._metrics.end_batch()
 
     def end_epoch(self, state: State) -> None:
-        """Moves schedulers that count epochs; logs metrics once more."""
+        """Steps schedulers that count epochs; logs metrics again."""
         self._metrics.end_batch()
         if not self.parts.every_batch:
             for scheduler in self._session.mirror.theirs.schedulers:
@@ -254,7 +257,7 @@ class ModelTask:
 
     @hookimpl
     def build_metrics(self, state: State, dataset: str) -> Mapping[str, Any]:
-        """Returns the model's own metrics; those of training are Composer's affair."""
+        """Returns the model's metrics for eval sets; training metrics are computed by `TrainMetrics`."""
         label = dataset.removeprefix("eval/")
         if dataset == "train":
             return {}
@@ -262,20 +265,20 @@ class ModelTask:
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
-        """Whether an eval set was due when the evaluators were last asked."""
+        """Whether an eval set was due at the last call of `ask_evaluators`."""
         return self._is_due
 
     def ask_evaluators(self, state: State, event: str) -> bool:
-        """Returns whether an eval set is due at an event; the evaluation that follows is over those."""
+        """Whether an eval set is due at an event; selects the due sets for the evaluation that follows."""
         theirs = self._session.mirror.theirs
         postponed = self._postponed
         due = [
-            one.label
-            for one in theirs.evaluators
-            if one.eval_interval(theirs, Event(event)) or one.label in postponed
+            evaluator.label
+            for evaluator in theirs.evaluators
+            if evaluator.eval_interval(theirs, Event(event)) or evaluator.label in postponed
         ]
-        # One evaluation a batch count: what comes between the last batch of an epoch and its end
-        # waits for what may be due then.
+        # At most one evaluation per batch count: sets that are due at the last batch of an epoch
+        # wait for the sets that may be due at the end of the epoch.
         is_last = state.clock.batch_in_epoch == (self.num_batches or state.num_batches)
         waits = event == "batch_end" and is_last and len(due) < len(theirs.evaluators)
         self._postponed = due if waits else []
@@ -286,7 +289,7 @@ class ModelTask:
 
     @hookimpl(wrapper=True)
     def eval_batches(self, state: State, dataloader: Any) -> Generator[None, Iterable[Any], Any]:
-        """Leaves out what is more than is used of an eval set."""
+        """Limits an eval set to its number of batches."""
         batches = yield
         length = None if state.eval_name is None else self.eval_length(state.eval_name)
         return batches if length is None else itertools.islice(batches, length)
@@ -298,7 +301,7 @@ class ModelTask:
 
     @hookimpl(tryfirst=True)
     def eval_before_forward(self, state: State) -> None:
-        """Transforms it again, as Composer does with microbatches."""
+        """Transforms the batch again, as Composer does with microbatches."""
         state.batch = self._data(state).microbatch_transforms(state.batch)
 
     @hookimpl
@@ -308,12 +311,12 @@ class ModelTask:
 
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Any]) -> bool:
-        """Has the model update its metrics."""
+        """Lets the model update its metrics."""
         theirs = self._session.mirror.theirs
         model = state.model
         for metric in metrics.values():
-            found = model.update_metric(state.batch, state.outputs, metric)  # type: ignore[operator]
-            theirs.metric_outputs = found or {}
+            metric_outputs = model.update_metric(state.batch, state.outputs, metric)  # type: ignore[operator]
+            theirs.metric_outputs = metric_outputs or {}
         return True
 
     def end_eval(self, state: State) -> None:
@@ -321,27 +324,27 @@ class ModelTask:
         mirror = self._session.mirror
         label = state.eval_name
         assert label is not None
-        # Beside these, ours have what callbacks logged meanwhile.
+        # eventloop's metrics also include numbers that callbacks logged.
         results = {
             name: state.eval_metrics[label][name] for name in mirror.theirs.eval_metrics[label]
         }
         mirror.theirs.eval_metric_values.update(results)
-        mirror.logs.log({f"metrics/{label}/{name}": one for name, one in results.items()})
+        mirror.logs.log({f"metrics/{label}/{name}": value for name, value in results.items()})
 
-    # What a checkpoint keeps.
+    # State in checkpoints.
 
     def saved(self) -> dict[str, Any]:
-        """Returns where the schedulers are."""
-        return {"schedulers": [encoded(_plain(one)) for one in self._schedulers()]}
+        """Returns the states of the schedulers."""
+        return {"schedulers": [encoded(_plain(scheduler)) for scheduler in self._schedulers()]}
 
     def put_saved(self, saved: Mapping[str, Any]) -> None:
-        """Restores the schedulers from what `saved` returned."""
-        for one, state in zip(self._schedulers(), saved["schedulers"], strict=True):
-            one.load_state_dict(decoded(state))
+        """Restores the schedulers from the result of `saved`."""
+        for scheduler, state in zip(self._schedulers(), saved["schedulers"], strict=True):
+            scheduler.load_state_dict(decoded(state))
 
     def _schedulers(self) -> Sequence[LRScheduler]:
-        found: Sequence[LRScheduler] = self._session.mirror.theirs.schedulers
-        return found
+        schedulers: Sequence[LRScheduler] = self._session.mirror.theirs.schedulers
+        return schedulers
 
     def _data(self, state: State) -> DataSpec:
         if state.eval_name is not None:
@@ -349,16 +352,16 @@ class ModelTask:
         return self.parts.data or DataSpec([])
 
     def _evaluator(self, label: str) -> Evaluator:
-        return next(one for one in self.parts.evaluators if one.label == label)
+        return next(evaluator for evaluator in self.parts.evaluators if evaluator.label == label)
 
 
 def _plain(scheduler: LRScheduler) -> dict[str, Any]:
-    """Returns a scheduler's state; functions among it are made anew."""
-    return {name: one for name, one in scheduler.state_dict().items() if not callable(one)}
+    """Returns a scheduler's state without functions, which a resumed run creates again."""
+    return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
 def model_of(module: nn.Module) -> ComposerModel:
-    """Returns a model of Composer's, taken out of what torch.compile puts around it."""
+    """Returns the ComposerModel without the wrapper of torch.compile."""
     inner = getattr(module, "_orig_mod", module)
     if not isinstance(inner, ComposerModel):
         raise TaskError(

@@ -10,7 +10,7 @@ from typing import Any
 from eventloop import PluginError
 from eventloop.toolbox import closest
 
-# Where a name without a module is looked up.
+# The module in which a name without a module is looked up.
 _SHORT = {
     "algorithms": "composer.algorithms",
     "callbacks": "composer.callbacks",
@@ -18,31 +18,35 @@ _SHORT = {
 }
 
 
-def objects_of(option: str, given: object, kind: type) -> list[Any]:
+def objects_of(option: str, specification: object, kind: type) -> list[Any]:
     """Returns the objects that an option of the plugin specifies.
 
     Args:
         option: its name: algorithms, callbacks or loggers.
-        given: nothing, one, or several: a name, a mapping of a name and its arguments, a class, or
+        specification: None, an object or a list: a name, a mapping of a name and its arguments, a class, or
             an instance.
-        kind: what each of them has to be.
+        kind: the class that each object must have.
 
     Raises:
-        PluginError: there is nothing of a name, it can't be built, or it is something else.
+        PluginError: a name doesn't exist, or an object can't be built or has another class.
     """
-    if given is None:
+    if specification is None:
         return []
-    several = given if isinstance(given, list | tuple) else [given]
-    return [_checked(option, one, built, kind) for one in several for built in _built(option, one)]
+    specifications = specification if isinstance(specification, list | tuple) else [specification]
+    return [
+        _checked(option, entry, built, kind)
+        for entry in specifications
+        for built in _built(option, entry)
+    ]
 
 
-def _built(option: str, given: object) -> Iterable[object]:
-    if isinstance(given, Mapping):
-        for name, arguments in given.items():
-            yield _called(name, _found(option, name), dict(arguments or {}))
+def _built(option: str, specification: object) -> Iterable[object]:
+    if isinstance(specification, Mapping):
+        for name, arguments in specification.items():
+            yield _called(name, _imported(option, name), dict(arguments or {}))
         return
-    found = _found(option, given) if isinstance(given, str) else given
-    yield _called(given, found, {}) if inspect.isclass(found) else found
+    target = _imported(option, specification) if isinstance(specification, str) else specification
+    yield _called(specification, target, {}) if inspect.isclass(target) else target
 
 
 def _called(name: object, target: Any, arguments: dict[str, Any]) -> object:
@@ -56,29 +60,29 @@ def _called(name: object, target: Any, arguments: dict[str, Any]) -> object:
         ) from error
 
 
-def _found(option: str, name: str) -> object:
+def _imported(option: str, name: str) -> object:
     module, colon, attribute = name.rpartition(":" if ":" in name else ".")
-    place = module if colon else _SHORT[option]
+    module_name = module if colon else _SHORT[option]
     try:
-        found = importlib.import_module(place)
+        imported_module = importlib.import_module(module_name)
     except ImportError as error:
         raise PluginError(
             f"{option}: {name!r} can't be imported: {error}",
             fix=f"write it as `{_SHORT[option]}.Name`, `package.module.Class` or `package.module:name`",
         ) from error
-    if not hasattr(found, attribute):
+    if not hasattr(imported_module, attribute):
         raise PluginError(
-            f"{option}: {place} has no {attribute!r}{closest(attribute, dir(found))}",
-            fix=f"name something in {place}",
+            f"{option}: {module_name} has no {attribute!r}{closest(attribute, dir(imported_module))}",
+            fix=f"name something in {module_name}",
         )
-    return getattr(found, attribute)
+    return getattr(imported_module, attribute)
 
 
-def _checked(option: str, given: object, built: object, kind: type) -> object:
+def _checked(option: str, specification: object, built: object, kind: type) -> object:
     _check_loads_weights(built)
     if not isinstance(built, kind):
         raise PluginError(
-            f"{option}: {given!r} is {type(built).__name__}, not a {kind.__module__}.{kind.__name__}",
+            f"{option}: {specification!r} is {type(built).__name__}, not a {kind.__module__}.{kind.__name__}",
             fix="give algorithms, callbacks and loggers by the options of their names",
         )
     return built

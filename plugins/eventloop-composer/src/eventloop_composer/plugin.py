@@ -1,4 +1,4 @@
-"""The plugin: at which of eventloop's hooks each event of Composer's fires."""
+"""The plugin: fires each event of Composer at its hook of eventloop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from eventloop_composer.mirror import Mirror
     from eventloop_composer.session import Session, TrainedModel
 
-declare_operators()  # for any run: metrics import torchvision where it is installed
+declare_operators()  # for any run: torchmetrics imports torchvision if it is installed
 
-# Fired where ours of the same name is, with nothing to be done beside it.
+# Events that fire in the hook of the same name, without further work.
 SAME = (
     "before_dataloader",
     "after_dataloader",
@@ -39,24 +39,24 @@ SAME = (
 class Composer:
     """Runs algorithms, callbacks and loggers that were written for MosaicML Composer, unchanged.
 
-    They see Composer's own State and Logger, and are called by its Engine in its order. Each is
-    named as `composer.algorithms.MixUp` or `package.module:Class`, with arguments as
-    `{composer.algorithms.MixUp: {alpha: 0.2}}`; in Python, instances, too.
+    They use Composer's own State and Logger, and Composer's Engine calls them in its order. Name each as
+    `composer.algorithms.MixUp` or `package.module:Class`, with arguments as
+    `{composer.algorithms.MixUp: {alpha: 0.2}}`; in Python, instances work, too.
 
     Args:
         algorithms: Composer's algorithms, in their order.
-        callbacks: its callbacks.
-        loggers: its logger destinations, which get what Composer's trainer and callbacks log.
+        callbacks: Composer's callbacks.
+        loggers: Composer's logger destinations, which receive the numbers of Composer's trainer and callbacks.
 
     Raises:
-        PluginError: Composer isn't installed, or one of them isn't there or can't be built.
+        PluginError: Composer isn't installed, or an object doesn't exist or can't be built.
 
     Attributes:
-        session: what the parts of the run share.
-        algorithms: Composer's.
+        session: state shared by the parts of the run.
+        algorithms: Composer's algorithms.
     """
 
-    # Sleeps until one of these options is set.
+    # Off until one of these options is set.
     wakes_with = ("algorithms", "callbacks", "loggers")
     needs_eval_data = True
 
@@ -82,7 +82,7 @@ class Composer:
 
     @classmethod
     def of(cls, session: Session, task: TrainedModel) -> Self:
-        """Returns the plugin for a task that is a model of Composer's."""
+        """Returns the plugin for the task of a model of Composer."""
         plugin = cls.__new__(cls)
         plugin._run(session, task)
         return plugin
@@ -101,9 +101,9 @@ class Composer:
                 setattr(self, name, hookimpl(session.firing(name)))
         self._gradients = SavedGradients(session.is_watched)
         self._steps = Steps(session)
-        for part in (self._gradients, self._steps):
-            for name in part.hooks:
-                setattr(self, name, getattr(part, name))
+        for component in (self._gradients, self._steps):
+            for name in component.hooks:
+                setattr(self, name, getattr(component, name))
 
     @property
     def mirror(self) -> Mirror:
@@ -112,7 +112,7 @@ class Composer:
 
     @hookimpl
     def init(self, state: State) -> None:
-        """The event INIT, for which Composer's State is made."""
+        """The event INIT; creates Composer's State."""
         self.session.begin(state, self._task)
         self.session.fire("init")
         self.mirror.logs.begin()
@@ -123,19 +123,19 @@ class Composer:
 
     @hookimpl
     def before_load(self, state: State) -> None:
-        """The event BEFORE_LOAD of a run that is resumed."""
+        """The event BEFORE_LOAD of a resumed run."""
         self._complete(state)
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """The events BEFORE_LOAD of a run that begins, and AFTER_LOAD."""
+        """The event BEFORE_LOAD of a new run, and the event AFTER_LOAD."""
         if not self._is_complete:
             self._complete(state)
         theirs = self.mirror.theirs
         theirs.timestamp = self.mirror.time_now()
-        before = list(theirs.optimizers)
+        previous_optimizers = list(theirs.optimizers)
         self.session.fire("after_load")
-        self._steps.take_optimizers(state, before)
+        self._steps.take_optimizers(state, previous_optimizers)
         if self._loaded is not None:
             self._steps.put_wrappers(self._loaded["optimizers"])
         theirs.model = state.wrapped_model
@@ -143,30 +143,33 @@ class Composer:
             self._task.begin(state)
 
     def _complete(self, state: State) -> None:
-        """Shows Composer what is there since `init`, and fires BEFORE_LOAD."""
+        """Shows Composer the objects created since `init`, and fires BEFORE_LOAD."""
         self._is_complete = True
         self._steps.check(state)
         theirs = self.mirror.theirs
         theirs.optimizers = tuple(state.optimizers.values())
         if not self._task:
-            theirs.schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
+            theirs.schedulers = [
+                scheduler for pairs in state.schedulers.values() for _, scheduler in pairs
+            ]
             theirs.device_train_microbatch_size = state.microbatch_size
         self.show_data(state)
         self.session.fire("before_load")
 
     def show_data(self, state: State) -> None:
-        """Shows Composer how long the run is, and over which data."""
+        """Shows Composer the duration and the data of the run."""
         self.session.show_data(state, self._task)
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        """The event FIT_START, which may bring another data loader."""
+        """The event FIT_START, which may replace the data loader."""
         self.session.in_fit = True
         self.show_data(state)
         mirror = self.mirror
         mirror.evaluated.start_fit()
         names = {
-            f"enabled_algorithms/{type(one).__name__}": True for one in self.session.algorithms
+            f"enabled_algorithms/{type(algorithm).__name__}": True
+            for algorithm in self.session.algorithms
         }
         mirror.logger.log_hyperparameters(names)
         self.session.fire("fit_start")
@@ -179,7 +182,7 @@ class Composer:
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
-        """The event EPOCH_START, of an epoch that isn't under way."""
+        """The event EPOCH_START, unless the epoch is resumed."""
         if not state.resumed:
             self.session.fire("epoch_start")
             self.mirror.logs.epoch()
@@ -192,13 +195,13 @@ class Composer:
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
-        """The event BEFORE_TRAIN_BATCH; what the batch before it left in `.grad` goes first."""
+        """The event BEFORE_TRAIN_BATCH, after zeroing the gradients of the previous batch."""
         self._gradients.drop()
         self.session.fire("before_train_batch")
 
     @hookimpl
     def batch_end(self, state: State) -> None:
-        """The event BATCH_END, once Composer's timestamp has moved on."""
+        """The event BATCH_END, after advancing Composer's timestamp."""
         mirror = self.mirror
         mirror.logs.loss(state.loss)
         if self._task:
@@ -249,7 +252,7 @@ class Composer:
 
     @hookimpl
     def eval_start(self, state: State) -> None:
-        """The event EVAL_START, with the eval data loader as Composer's active one."""
+        """The event EVAL_START, with the eval data loader active."""
         assert state.eval_name is not None
         length = self._task.eval_length(state.eval_name) if self._task else None
         mirror = self.mirror
@@ -280,7 +283,7 @@ class Composer:
 
     @hookimpl(wrapper=True)
     def predict(self, state: State, dataloader: Any) -> Any:
-        """Makes the data loader Composer's active one, for the events of a prediction."""
+        """Makes the data loader active, for the events of a prediction."""
         mirror = self.mirror
         mirror.begin_side(dataloader, "predict", None)
         mirror.theirs.predict_timestamp = type(mirror.theirs.timestamp)()
@@ -308,7 +311,7 @@ class Composer:
 
     @hookimpl
     def exception(self, state: State, error: BaseException) -> None:
-        """Notes that no fit is under way any more."""
+        """Records that the fit has ended."""
         self.session.in_fit = False
 
     @hookimpl
@@ -326,7 +329,7 @@ class Composer:
         return saved
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Restores what `state_dict` returned; what events of the start change anew, after them."""
+        """Restores the states; attributes that events at the start change are restored after these events."""
         self._loaded = state
         self._steps.restore(self.mirror.state, state["trained"])
         self.mirror.saved.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of Composer's objects: their state dicts, and what those leave out."""
+"""The state of Composer's objects in a checkpoint: state dicts, and attributes that they omit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from eventloop_composer.encoded import decoded, encoded
 class SavedState:
     """The states of algorithms, callbacks, loggers and layers.
 
-    Beside what their state dicts hold, attributes that have changed since they were built: those of
-    algorithms, of layers (masks of gyro dropout, rates of stochastic depth), and of callbacks what
-    isn't a time of the day (the best result that an early stopper has seen).
+    In addition to state dicts, it has attributes that have changed since the objects were built: those of
+    algorithms, of layers (masks of gyro dropout, rates of stochastic depth) and of callbacks, except
+    for wall-clock times (such as the best result that an early stopper has seen).
 
     Args:
-        state: ours.
-        theirs: Composer's, before INIT.
-        callbacks: Composer's, without loggers.
+        state: eventloop's State.
+        theirs: Composer's State, before INIT.
+        callbacks: Composer's callbacks, without loggers.
     """
 
     def __init__(self, state: State, theirs: ComposerState, callbacks: Sequence[Callback]) -> None:
@@ -34,11 +34,11 @@ class SavedState:
         self._layers = Attributes(lambda: dict(state.model.named_modules()))
 
     def begin_layers(self) -> None:
-        """Notes how layers are when the model is complete."""
+        """Takes a snapshot of the layers when the model is complete."""
         self._layers.note()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states, and what is trained."""
+        """Returns the states, and the names of the trained parameters."""
         theirs = self._theirs
         return {
             "algorithms": _states_of(theirs.algorithms),
@@ -52,7 +52,7 @@ class SavedState:
         """Restores algorithms, callbacks and loggers.
 
         Raises:
-            CheckpointError: the algorithms aren't those that the run had.
+            CheckpointError: the run had other algorithms.
         """
         theirs = self._theirs
         _put_states(theirs.algorithms, saved["algorithms"], must_be_same=True)
@@ -62,52 +62,58 @@ class SavedState:
         self.put_layers(saved)
 
     def put_layers(self, saved: Mapping[str, Any]) -> None:
-        """Restores layers, as far as they are there by now."""
+        """Restores the layers that exist by now."""
         self._layers.put(saved["layers"])
 
 
 def trained_names(state: State) -> dict[str, Any]:
-    """Returns the names of what the optimizers hold, by group, and of what is frozen."""
+    """Returns the names of the optimizers' parameters, by group, and of frozen parameters."""
     params = dict(state.model.named_parameters())
-    names = {id(one): name for name, one in params.items()}
+    names = {id(param): name for name, param in params.items()}
     return {
         "groups": {
             key: [
-                [names[id(one)] for one in group["params"] if id(one) in names]
+                [names[id(param)] for param in group["params"] if id(param) in names]
                 for group in optimizer.param_groups
             ]
             for key, optimizer in state.optimizers.items()
         },
-        "frozen": [name for name, one in params.items() if not one.requires_grad],
+        "frozen": [name for name, param in params.items() if not param.requires_grad],
     }
 
 
 def _by_place(objects: Sequence[Any]) -> dict[str, Any]:
-    return {f"{idx}.{type(one).__qualname__}": one for idx, one in enumerate(objects)}
+    return {
+        f"{idx}.{type(saved_object).__qualname__}": saved_object
+        for idx, saved_object in enumerate(objects)
+    }
 
 
 def _states_of(objects: Sequence[Any]) -> list[Any]:
-    return [[type(one).__qualname__, encoded(_lasting(one.state_dict()))] for one in objects]
+    return [
+        [type(saved_object).__qualname__, encoded(_lasting(saved_object.state_dict()))]
+        for saved_object in objects
+    ]
 
 
 def _lasting(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a state without what names an object by its address, which Composer doesn't read."""
+    """Removes a `repr` with an address, which differs between runs, and which Composer doesn't read."""
     is_address = " at 0x" in str(state.get("repr", ""))
-    return {key: one for key, one in state.items() if key != "repr" or not is_address}
+    return {key: value for key, value in state.items() if key != "repr" or not is_address}
 
 
 def _put_states(objects: Sequence[Any], saved: Sequence[Any], *, must_be_same: bool) -> None:
     names = [name for name, _ in saved]
-    now = [type(one).__qualname__ for one in objects]
-    if must_be_same and names != now:
+    class_names = [type(target).__qualname__ for target in objects]
+    if must_be_same and names != class_names:
         raise CheckpointError(
             f"the run was trained with the algorithms {', '.join(names) or 'none'} of Composer's, now "
-            f"it has {', '.join(now) or 'none'}",
+            f"it has {', '.join(class_names) or 'none'}",
             fix="go on with those that it was begun with",
         )
-    left = list(saved)
-    for name, one in zip(now, objects, strict=True):
-        found = next((entry for entry in left if entry[0] == name), None)
-        if found is not None:
-            left.remove(found)
-            one.load_state_dict(decoded(found[1]))
+    remaining = list(saved)
+    for name, target in zip(class_names, objects, strict=True):
+        saved_entry = next((entry for entry in remaining if entry[0] == name), None)
+        if saved_entry is not None:
+            remaining.remove(saved_entry)
+            target.load_state_dict(decoded(saved_entry[1]))

@@ -1,4 +1,4 @@
-"""What the parts of a run with Composer's objects share: those objects, and the mirror once it is there."""
+"""State shared by the parts of a run: Composer's objects, and their mirror of eventloop's State."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventloop_composer.times import to_theirs
 
 
 class TrainedModel(Protocol):
-    """What a plugin asks of the task, where that is a model of Composer's."""
+    """The interface of the task of a model of Composer, as the plugin uses it."""
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -24,56 +24,56 @@ class TrainedModel(Protocol):
 
     @property
     def label(self) -> str:
-        """What Composer's State calls the training data."""
+        """The name of the training data in Composer's State."""
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has; None for all that there are."""
+        """The number of batches in an epoch; None for all."""
 
     @property
     def microbatch_size(self) -> int | None:
-        """How many samples go through the model at once; None for a batch."""
+        """The number of samples in a microbatch; None for a whole batch."""
 
     def eval_length(self, label: str) -> int | None:
-        """Returns how many batches of an eval set are used; None for all."""
+        """Returns the number of batches of an eval set to use; None for all."""
 
     def take_model(self, state: State) -> None:
-        """Sets what of Composer's State depends on the model as algorithms have left it."""
+        """Sets the attributes of Composer's State that depend on the model, after algorithms changed it."""
 
     def begin(self, state: State) -> None:
-        """Does what comes before the first batch."""
+        """Called before the first batch."""
 
     def end_batch(self, state: State) -> None:
-        """Does what comes before Composer's timestamp moves on."""
+        """Called at the end of a batch, before Composer's timestamp advances."""
 
     def end_epoch(self, state: State) -> None:
-        """Likewise, when an epoch has ended."""
+        """Called at the end of an epoch, before Composer's timestamp advances."""
 
     def ask_evaluators(self, state: State, event: str) -> bool:
-        """Returns whether an eval set is due at an event."""
+        """Whether an eval set is due at an event."""
 
     def end_eval(self, state: State) -> None:
         """Shows the results of an eval set in Composer's State."""
 
     def saved(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of it."""
+        """Returns the state for a checkpoint."""
 
     def put_saved(self, saved: Mapping[str, Any]) -> None:
-        """Restores what `saved` returned."""
+        """Restores the result of `saved`."""
 
 
 class Session:
-    """The objects of Composer's that take part in a run.
+    """The objects of Composer in a run.
 
     Args:
-        algorithms, callbacks, loggers: Composer's, in the order in which they were given.
-        passes: more of Composer's passes, which order its algorithms.
-        profiler: Composer's, or None.
-        run_name: what Composer's State calls the run; the name of its folder unless set.
+        algorithms, callbacks, loggers: Composer's objects, in the order in which they were passed.
+        passes: additional passes of Composer, which order its algorithms.
+        profiler: Composer's profiler, or None.
+        run_name: name of the run in Composer's State; by default the name of its folder.
 
     Attributes:
         is_watched: whether there are callbacks or loggers.
-        in_fit: whether an evaluation now belongs to a fit.
+        in_fit: whether a current evaluation belongs to a fit.
     """
 
     def __init__(
@@ -86,17 +86,21 @@ class Session:
         profiler: Any = None,
         run_name: str | None = None,
     ) -> None:
-        own = [one for one in callbacks if isinstance(one, LoggerDestination)]
+        logging_callbacks = [
+            callback for callback in callbacks if isinstance(callback, LoggerDestination)
+        ]
         self.algorithms = list(algorithms)
-        self.loggers = [*loggers, *own]
-        self.callbacks = [one for one in callbacks if one not in own]
+        self.loggers = [*loggers, *logging_callbacks]
+        self.callbacks = [callback for callback in callbacks if callback not in logging_callbacks]
         self._passes = passes
         self._profiler = profiler
         self._run_name = run_name
         watching = [*self.callbacks, *self.loggers]
         self.is_watched = bool(watching)
         self.in_fit = False
-        self.events = {one.value: one for one in Event if listens(one, self.algorithms, watching)}
+        self.events = {
+            event.value: event for event in Event if listens(event, self.algorithms, watching)
+        }
         self._mirror: Mirror | None = None
 
     @property
@@ -107,7 +111,7 @@ class Session:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the mirror is there."""
+        """Whether the mirror exists."""
         return self._mirror is not None
 
     def begin(self, state: State, task: TrainedModel | None) -> None:
@@ -129,7 +133,7 @@ class Session:
             state.model.logger = mirror.logger
 
     def fire(self, name: str) -> None:
-        """Runs an event of Composer's, if anything listens to it."""
+        """Runs an event of Composer, if any object listens to it."""
         if name in self.events:
             self.mirror.fire(self.events[name])
 
@@ -143,11 +147,11 @@ class Session:
         return fire
 
     def show_data(self, state: State, task: TrainedModel | None) -> None:
-        """Shows Composer how long the run is, and over which data."""
+        """Shows Composer the duration and the data of the run."""
         mirror = self.mirror
         if not task and (duration := state.duration or state.until):
             mirror.set_duration(to_theirs(duration))
-        # An empty tuple stands for no data loader.
+        # An empty tuple means no data loader.
         if state.train_dataloader != () and mirror.theirs.dataloader is not state.train_dataloader:
             label, length = (task.label, task.num_batches) if task else ("train", None)
             mirror.set_loader(state.train_dataloader, label, length)

@@ -1,4 +1,4 @@
-"""Steps of optimizers that an algorithm of Composer's has put around the run's own, as SAM does."""
+"""Steps of optimizers with which an algorithm of Composer, such as SAM, wraps the run's own."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _HOOKS = (
 
 
 class Steps:
-    """Lets replaced optimizers step with Composer's closure, and keeps what they are made of.
+    """Lets wrapping optimizers step with Composer's closure, and saves the wrapped optimizers.
 
-    Where such an optimizer computes the gradients again, the events of the passes fire again, as
+    If such an optimizer computes the gradients again, the events of the passes fire again, as
     they do under Composer's trainer.
 
     Args:
-        session: fires them.
+        session: fires the events.
 
     Attributes:
-        hooks: what the plugin takes over.
+        hooks: names of the hooks for the plugin.
     """
 
     def __init__(self, session: Session) -> None:
@@ -42,16 +42,20 @@ class Steps:
         self._inner: dict[str, Optimizer] = {}
         self._states: Mapping[str, dict[str, Any]] | None = None
         self._repeats = False
-        self._creates_graph = any(one.backwards_create_graph for one in session.algorithms)
+        self._creates_graph = any(
+            algorithm.backwards_create_graph for algorithm in session.algorithms
+        )
 
     def check(self, state: State) -> None:
-        """Refuses algorithms that need what this run doesn't have.
+        """Refuses algorithms whose requirements this run doesn't meet.
 
         Raises:
-            PluginError: there is one.
+            PluginError: there is such an algorithm.
         """
         names = [
-            type(one).__name__ for one in self._session.algorithms if one.find_unused_parameters
+            type(algorithm).__name__
+            for algorithm in self._session.algorithms
+            if algorithm.find_unused_parameters
         ]
         if names and state.world_size > 1 and not state.settings.find_unused_parameters:
             raise PluginError(
@@ -60,24 +64,25 @@ class Steps:
                 fix="set find_unused_parameters=True",
             )
 
-    def take_optimizers(self, state: State, before: Sequence[Optimizer]) -> None:
-        """Takes over optimizers that an algorithm has put in the place of the run's own."""
-        now = self._session.mirror.theirs.optimizers
-        if all(one is other for one, other in zip(now, before, strict=True)):
+    def take_optimizers(self, state: State, previous_optimizers: Sequence[Optimizer]) -> None:
+        """Takes over optimizers with which an algorithm replaced the run's own."""
+        optimizers = self._session.mirror.theirs.optimizers
+        pairs = zip(optimizers, previous_optimizers, strict=True)
+        if all(optimizer is previous for optimizer, previous in pairs):
             return
         if state.precision.name == "fp16":
             raise PluginError(
                 "an algorithm of Composer's wraps the optimizer, whose steps fp16 would have to scale",
                 fix="set precision to bf16 or fp32",
             )
-        self._inner = dict(zip(state.optimizers, before, strict=True))
-        state.optimizers = dict(zip(state.optimizers, now, strict=True))
+        self._inner = dict(zip(state.optimizers, previous_optimizers, strict=True))
+        state.optimizers = dict(zip(state.optimizers, optimizers, strict=True))
 
     @hookimpl(conditional=True)
     def optimizer_step(
         self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> bool | None:
-        """Has replaced optimizers step: the first call of their closure finds gradients in place."""
+        """Steps the wrapping optimizers; the first call of their closure reuses the existing gradients."""
         if not self._inner:
             return None
         for name, optimizer in optimizers.items():
@@ -122,14 +127,14 @@ class Steps:
     @hookimpl(wrapper=True, specname="backward")
     def around_backward(self, state: State, loss: Tensor) -> Generator[None, bool, bool]:
         """Fires the event after a backward pass that is computed again."""
-        done = yield
+        is_done = yield
         if self._repeats:
             self._session.fire("after_backward")
-        return done
+        return is_done
 
     @hookimpl(conditional=True)
     def backward(self, state: State, loss: Tensor) -> bool | None:
-        """Keeps the graph of the gradients, where an algorithm wants it."""
+        """Keeps the graph of the gradients, if an algorithm needs it."""
         if not self._creates_graph:
             return None
         loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
@@ -137,34 +142,34 @@ class Steps:
 
     @hookimpl(conditional=True)
     def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]] | None:
-        """Returns the states of the optimizers, of those inside where others replaced them.
+        """Returns the states of the optimizers, of the wrapped optimizers if they are wrapped.
 
-        Of what was frozen, and taken out of its group, nothing is kept: torch can't name it.
+        The states of frozen parameters that were removed from their group are dropped: torch can't name them.
         """
         optimizers = self._inner or state.optimizers
-        for one in optimizers.values():
-            held = {id(param) for group in one.param_groups for param in group["params"]}
-            for param in [param for param in one.state if id(param) not in held]:
-                del one.state[param]
+        for optimizer in optimizers.values():
+            param_ids = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            for param in [param for param in optimizer.state if id(param) not in param_ids]:
+                del optimizer.state[param]
         if not self._inner:
             return None
-        return {name: one.state_dict() for name, one in optimizers.items()}
+        return {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
 
     @hookimpl(conditional=True)
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool | None:
-        """Waits for the names of what was trained, where that was less than there is now."""
+        """Defers loading until `restore` knows which parameters were trained, if the groups have shrunk."""
         for name, optimizer in state.optimizers.items():
-            then = [len(one["params"]) for one in states[name]["param_groups"]]
-            if then != [len(one["params"]) for one in optimizer.param_groups]:
+            saved_sizes = [len(group["params"]) for group in states[name]["param_groups"]]
+            if saved_sizes != [len(group["params"]) for group in optimizer.param_groups]:
                 self._states = states
                 return True
         return None
 
     def restore(self, state: State, trained: Mapping[str, Any]) -> None:
-        """Leaves out what was frozen when the checkpoint was saved, then loads the optimizers.
+        """Freezes the parameters that were frozen in the checkpoint, then loads the optimizers.
 
         Args:
-            trained: what `trained_names` returned then.
+            trained: the result of `trained_names` in the checkpoint.
         """
         states = self._states
         self._states = None
@@ -173,33 +178,37 @@ class Steps:
         params = dict(state.model.named_parameters())
         for name in trained["frozen"]:
             params[name].requires_grad = False
-        names = {id(one): name for name, one in params.items()}
+        names = {id(param): name for name, param in params.items()}
         for key, optimizer in state.optimizers.items():
             for group, saved in zip(optimizer.param_groups, trained["groups"][key], strict=True):
-                group["params"] = [one for one in group["params"] if names.get(id(one)) in saved]
+                group["params"] = [
+                    param for param in group["params"] if names.get(id(param)) in saved
+                ]
             optimizer.load_state_dict(states[key])
 
     def wrappers(self) -> dict[str, Any]:
         """Returns the plain attributes and the state of optimizers that wrap others."""
-        found = {}
+        saved = {}
         for name, outer in zip(self._inner, self._session.mirror.theirs.optimizers, strict=False):
             plain = (bool, int, float, str)
-            attributes = {key: one for key, one in vars(outer).items() if isinstance(one, plain)}
-            found[name] = {"attributes": attributes, "state": outer.state_dict()["state"]}
-        return found
+            attributes = {
+                key: value for key, value in vars(outer).items() if isinstance(value, plain)
+            }
+            saved[name] = {"attributes": attributes, "state": outer.state_dict()["state"]}
+        return saved
 
     def put_wrappers(self, saved: Mapping[str, Any]) -> None:
-        """Restores what `wrappers` returned; the groups are those of the optimizers inside."""
+        """Restores the result of `wrappers`; parameter groups belong to the wrapped optimizers."""
         for name, outer in zip(self._inner, self._session.mirror.theirs.optimizers, strict=False):
             if name not in saved:
                 continue
             vars(outer).update(saved[name]["attributes"])
-            params = [one for group in outer.param_groups for one in group["params"]]
+            params = [param for group in outer.param_groups for param in group["params"]]
             for idx, values in saved[name]["state"].items():
-                here = params[idx].device
+                device = params[idx].device
                 outer.state[params[idx]] = {
-                    key: one.to(here) if isinstance(one, Tensor) else one
-                    for key, one in values.items()
+                    key: value.to(device) if isinstance(value, Tensor) else value
+                    for key, value in values.items()
                 }
 
 
@@ -213,15 +222,15 @@ class _Closure:
         self._first: Tensor | None = state.loss
 
     def __call__(self, *, loss_dict: Any = None, ddp_sync: bool = True) -> float:
-        """Returns the loss, with the gradients in place: those at hand at first.
+        """Returns the loss with its gradients computed; the first call reuses the existing gradients.
 
         Args:
-            loss_dict: where Composer's adds losses up; they are logged once, of the first pass.
+            loss_dict: dict in which Composer adds up losses; only the losses of the first pass are logged.
             ddp_sync: whether ranks exchange gradients; here they always do.
         """
-        first = self._first
+        first_loss = self._first
         self._first = None
-        if first is not None:
-            return first.item()
+        if first_loss is not None:
+            return first_loss.item()
         with torch.enable_grad():
             return self._steps.repeat(self._closure)

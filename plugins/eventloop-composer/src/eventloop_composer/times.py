@@ -1,4 +1,4 @@
-"""Composer's times and ours: the units are the same, the classes aren't."""
+"""Converts between times of Composer and eventloop: the same units, but different classes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _NAMES = {unit: name for name, unit in _UNITS.items()}
 
 
 def to_theirs(time: Time) -> ComposerTime:
-    """Returns one of our times as Composer's; seconds are rounded, which theirs are whole of."""
+    """Converts a time of eventloop to Composer's; seconds are rounded, which are integers in Composer."""
     value = time.value if time.unit == "dur" else round(time.value)
     return ComposerTime(value, _UNITS[time.unit])
 
 
 def to_ours(time: ComposerTime) -> Time:
-    """Returns one of Composer's times as ours.
+    """Converts a time of Composer to eventloop's.
 
     Raises:
-        ValueError: we have no such unit, `iter`, or the time isn't above zero.
+        ValueError: eventloop has no such unit, `iter`, or the time isn't positive.
     """
     if time.unit not in _NAMES:
         raise ValueError(f"{time} is in {time.unit}, which eventloop doesn't count")
@@ -45,10 +45,10 @@ def to_ours(time: ComposerTime) -> Time:
 
 
 def until(duration: ComposerTime, since: Moment) -> Time:
-    """Returns when a run ends on our clock, whose duration Composer counts from a moment.
+    """Returns the end, on eventloop's clock, of a duration that Composer counts from a moment.
 
     Raises:
-        ValueError: as `to_ours` does.
+        ValueError: as in `to_ours`.
     """
     time = to_ours(duration)
     return Time(time.value + getattr(since, FIELDS[time.unit]), time.unit)
@@ -60,11 +60,11 @@ def _counted(value: int, unit: str) -> ComposerTime:
 
 
 class Evaluated:
-    """The seconds of evaluations in a fit, which Composer's time of training leaves out.
+    """The seconds of evaluations in a fit, which Composer's training time excludes.
 
     Attributes:
-        in_batch_s: of those between the last batch and the one before it.
-        in_epoch_s: of those since the epoch's first batch began, and right before it.
+        in_batch_s: seconds of evaluations between the previous batch and the last batch.
+        in_epoch_s: seconds of evaluations since, and immediately before, the epoch's first batch.
     """
 
     def __init__(self) -> None:
@@ -72,19 +72,19 @@ class Evaluated:
         self._begun = self._pending_s = 0.0
 
     def start_fit(self) -> None:
-        """Forgets evaluations before the fit, which our clock doesn't count either."""
+        """Discards evaluations before the fit, which eventloop's clock doesn't count either."""
         self._pending_s = 0.0
 
     def begin(self) -> None:
-        """Notes that an evaluation begins."""
+        """Starts the time of an evaluation."""
         self._begun = time.perf_counter()
 
     def end(self) -> None:
-        """Notes that it has ended."""
+        """Ends the time of an evaluation."""
         self._pending_s += time.perf_counter() - self._begun
 
     def end_batch(self, clock: Clock) -> None:
-        """Takes what was evaluated as a part of the batch that is done now, by our clock."""
+        """Assigns pending evaluations to the batch that ends now: eventloop's clock counts them to it."""
         self.in_batch_s = self._pending_s
         self._pending_s = 0.0
         self.in_epoch_s = self.in_batch_s + (self.in_epoch_s if clock.batch_in_epoch > 1 else 0.0)
@@ -93,20 +93,20 @@ class Evaluated:
 def timestamp_of(clock: Clock, since: Moment, evaluated: Evaluated) -> Timestamp:
     """Returns the clock as Composer's timestamp, counted from `since`, a moment between epochs.
 
-    Its iterations stay 0: we have none, and Composer's own run is a single one unless it is told
-    otherwise. The time of the last batch is 0 when an epoch has ended, as theirs is.
+    Its iterations stay 0: eventloop has none, and a run of Composer is a single iteration by default. The
+    time of the last batch is 0 after an epoch has ended, as in Composer.
     """
     in_epoch = clock.batch_in_epoch
-    now = clock.moment()
-    total = timedelta(seconds=now.seconds - since.seconds)
-    # Made once where they stand for long: each takes a microsecond.
-    epoch = _counted(now.epoch - since.epoch, "ep")
-    token = _counted(now.token - since.token, "tok")
+    moment = clock.moment()
+    total = timedelta(seconds=moment.seconds - since.seconds)
+    # Cached, because they rarely change and each takes a microsecond to create.
+    epoch = _counted(moment.epoch - since.epoch, "ep")
+    token = _counted(moment.token - since.token, "tok")
     return Timestamp(
         iteration=_counted(0, "iter"),
         epoch=epoch,
-        batch=now.batch - since.batch,
-        sample=now.sample - since.sample,
+        batch=moment.batch - since.batch,
+        sample=moment.sample - since.sample,
         token=token,
         epoch_in_iteration=epoch,
         token_in_iteration=token,
@@ -119,6 +119,8 @@ def timestamp_of(clock: Clock, since: Moment, evaluated: Evaluated) -> Timestamp
             seconds=clock.seconds_in_epoch - evaluated.in_epoch_s if in_epoch else 0
         ),
         batch_wct=timedelta(
-            seconds=now.seconds - clock.previous.seconds - evaluated.in_batch_s if in_epoch else 0
+            seconds=moment.seconds - clock.previous.seconds - evaluated.in_batch_s
+            if in_epoch
+            else 0
         ),
     )

@@ -33,19 +33,19 @@ from eventloop_composer.times import until  # noqa: E402
 
 
 class Trainer:
-    """Trains a model of Composer's, in the place of `composer.Trainer`.
+    """Trains a model of Composer, as a replacement of `composer.Trainer`.
 
     Args:
-        plugins: algorithms of eventloop's that take part; installed ones stay off.
-        settings: eventloop's settings, stronger than what arguments stand for.
-        arguments: those of Composer's trainer; what can't be honoured is an error.
+        plugins: algorithms of eventloop to use; installed algorithms stay off.
+        settings: eventloop's settings, which override the settings that arguments correspond to.
+        arguments: arguments of Composer's trainer; arguments that can't be honoured are errors.
 
     Raises:
         TypeError: Composer's trainer has no such argument.
-        SettingError: one can't be honoured.
+        SettingError: an argument can't be honoured.
 
     Attributes:
-        eventloop: the trainer that does it.
+        eventloop: eventloop's trainer.
     """
 
     def __init__(
@@ -56,20 +56,24 @@ class Trainer:
         **arguments: Any,
     ) -> None:
         task, self._model_task, self._plugin = built(**arguments)
-        savers = [one for one in self._plugin.session.callbacks if isinstance(one, CheckpointSaver)]
+        savers = [
+            callback
+            for callback in self._plugin.session.callbacks
+            if isinstance(callback, CheckpointSaver)
+        ]
         self._checkpoint_saver = savers[0] if savers else saver_of(arguments)
         self._load = (
             arguments.get("load_path") if arguments.get("load_weights_only", False) else None
         )
         self._model_task.way_in = "plugins=[...]"
-        given = dict(settings or {})
-        self.eventloop = eventloop.Trainer(task, algorithms=list(plugins), **given)
+        eventloop_settings = dict(settings or {})
+        self.eventloop = eventloop.Trainer(task, algorithms=list(plugins), **eventloop_settings)
         if self._load is not None:
             self._load_weights(strict=arguments.get("load_strict_model_weights", True))
 
     @property
     def state(self) -> ComposerState:
-        """Composer's State, kept in step with eventloop's."""
+        """Composer's State, kept in sync with eventloop's."""
         return self._plugin.mirror.theirs
 
     @property
@@ -84,11 +88,11 @@ class Trainer:
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """Paths of the run's checkpoints, oldest first; of Composer's files, where it saves any."""
+        """Paths of the run's checkpoints, oldest first; paths of Composer's own files, if it saves any."""
         if self._checkpoint_saver is not None and self._checkpoint_saver in self.state.callbacks:
             return list(self._checkpoint_saver.saved_checkpoints)
         folder = self.eventloop.state.run_dir / "checkpoints"
-        return sorted(str(one) for one in folder.glob("*")) if folder.is_dir() else []
+        return sorted(str(path) for path in folder.glob("*")) if folder.is_dir() else []
 
     def fit(
         self,
@@ -108,10 +112,10 @@ class Trainer:
         device_train_microbatch_size: int | None = None,
         precision: Any = None,
     ) -> None:
-        """Trains the model; arguments passed here replace those of the constructor.
+        """Trains the model; arguments override the constructor's arguments.
 
         Raises:
-            SettingError: something can't be honoured.
+            SettingError: an argument can't be honoured.
         """
         if precision is not None or spin_dataloaders is False:
             raise SettingError(
@@ -142,8 +146,8 @@ class Trainer:
         if eval_dataloader is not None:
             self._take_evaluators(eval_dataloader, "1ep", subset_num_batches)
         elif subset_num_batches != -1:
-            for one in saved:
-                one.subset_num_batches = subset_num_batches
+            for evaluator in saved:
+                evaluator.subset_num_batches = subset_num_batches
         if not self.state.evaluators:
             raise TaskError(
                 "there is no eval data loader",
@@ -157,7 +161,7 @@ class Trainer:
     def predict(
         self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True
     ) -> list[Any]:
-        """Returns the outputs for a data loader, on the host; [] where they aren't wanted."""
+        """Returns the outputs for a data loader, on the host; [] if `return_outputs` is false."""
         data = data_of(dataloader)
         loader: Any = data.dataloader
         if subset_num_batches >= 0:
@@ -172,11 +176,11 @@ class Trainer:
     def save_checkpoint(
         self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False
     ) -> Any:
-        """Writes a checkpoint of Composer's own kind, for what reads those."""
+        """Writes a checkpoint in Composer's own format."""
         return checkpoint.save_checkpoint(self.state, filename=name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
-        """Writes a file of Composer's own kind into `save_folder`, named by `save_filename`.
+        """Writes a checkpoint in Composer's own format into `save_folder`, named by `save_filename`.
 
         Raises:
             ValueError: there is no such folder.
@@ -185,11 +189,11 @@ class Trainer:
             raise ValueError(
                 "save_checkpoint_to_save_folder needs save_folder, an argument of Trainer(...)"
             )
-        # Private, and what Composer's trainer calls (Composer 0.32.1).
+        # Private, but Composer's trainer calls it, too (Composer 0.32.1).
         self._checkpoint_saver._save_checkpoint(self.state, self.logger)
 
     def _restart(self) -> None:
-        """Has Composer's time begin anew."""
+        """Restarts Composer's time."""
         if number := self.eventloop.state.clock.batch_in_epoch:
             raise SettingError(
                 f"reset_time=True can't be honoured after {number} batches of an epoch, which goes on",
@@ -198,19 +202,19 @@ class Trainer:
         self._plugin.mirror.restart()
 
     def _take_data(self, loader: Any, label: str, num_batches: int | None) -> None:
-        parts = self._model_task.parts
+        training_parts = self._model_task.parts
         state = self.eventloop.state
         if num_batches is not None:
-            parts.num_batches = None if num_batches < 0 else num_batches
+            training_parts.num_batches = None if num_batches < 0 else num_batches
         if loader is not None:
-            # Composer's own refuses what isn't shared out over the ranks; here it is too late for it.
-            parts.data = ensure_data_spec(loader)
-            parts.label = label
-            state.train_dataloader = parts.data.dataloader
+            # The data loader isn't distributed over the ranks here: Composer's function refuses one that isn't.
+            training_parts.data = ensure_data_spec(loader)
+            training_parts.label = label
+            state.train_dataloader = training_parts.data.dataloader
             state.num_batches = length_of(state.train_dataloader)
-            size = getattr(parts.data.dataloader, "batch_size", None)
-            self.state.device_train_microbatch_size = parts.microbatch_size or size
-        if parts.data is None:
+            size = getattr(training_parts.data.dataloader, "batch_size", None)
+            self.state.device_train_microbatch_size = training_parts.microbatch_size or size
+        if training_parts.data is None:
             raise TaskError(
                 "there is no data to train on",
                 fix="give train_dataloader to Trainer(...) or fit(...)",
@@ -218,10 +222,10 @@ class Trainer:
         self._plugin.show_data(state)
 
     def _take_duration(self, duration: Any, ratio: float) -> None:
-        now = self.state.timestamp
+        timestamp = self.state.timestamp
         if duration is not None:
             length = ensure_time(duration, "ep")
-            self._plugin.mirror.set_duration(length + now.get(length.unit))
+            self._plugin.mirror.set_duration(length + timestamp.get(length.unit))
         if self.state.max_duration is None:
             raise SettingError(
                 "max_duration is not set",
@@ -236,29 +240,34 @@ class Trainer:
         if ratio != 1.0:
             length = scaled(time_of("duration", self.state.max_duration), ratio)
             self._plugin.mirror.set_duration(ComposerTime.from_timestring(str(length)))
-        if self.state.max_duration <= now.get(self.state.max_duration.unit):
+        if self.state.max_duration <= timestamp.get(self.state.max_duration.unit):
             raise SettingError(
                 f"max_duration, {self.state.max_duration.to_timestring()}, is done",
                 fix="give fit(duration=...) to train longer",
             )
 
     def _take_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        several = ensure_tuple(schedulers)
-        self._model_task.set_schedulers(several, ratio)
-        self._model_task.parts.every_batch = moves_every_batch(several, every_batch)
+        scheduler_list = ensure_tuple(schedulers)
+        self._model_task.set_schedulers(scheduler_list, ratio)
+        self._model_task.parts.every_batch = moves_every_batch(scheduler_list, every_batch)
 
-    def _take_evaluators(self, given: Any, interval: Any, num_batches: int) -> None:
+    def _take_evaluators(self, eval_data: Any, interval: Any, num_batches: int) -> None:
         state = self.eventloop.state
         model: Any = state.model
-        evaluators = evaluators_of(model, given, interval, num_batches)
+        evaluators = evaluators_of(model, eval_data, interval, num_batches)
         self._model_task.take_evaluators(state, evaluators)
-        state.eval_dataloaders = {one.label: one.dataloader.dataloader for one in evaluators}
+        state.eval_dataloaders = {
+            evaluator.label: evaluator.dataloader.dataloader for evaluator in evaluators
+        }
         state.eval_sets = list(state.eval_dataloaders)
-        metrics = {f"eval/{label}": found for label, found in self.state.eval_metrics.items()}
+        metrics = {
+            f"eval/{label}": metrics_of_set
+            for label, metrics_of_set in self.state.eval_metrics.items()
+        }
         state.metrics = {"train": state.metrics["train"], **metrics}
 
     def _evaluate_after_fit(self) -> None:
-        """Evaluates what is due when a fit has ended, after FIT_END, as Composer's trainer does."""
+        """Evaluates the sets that are due at the end of a fit, after FIT_END, as Composer's trainer does."""
         state = self.eventloop.state
         if not self._model_task.ask_evaluators(state, "fit_end"):
             return

@@ -1,4 +1,4 @@
-"""Every number that eventloop logs in one wide CSV file."""
+"""Every number that eventloop logs, in a wide CSV file."""
 
 from eventloop_csv.plugin import Csv
 from eventloop_csv.wide import Position, WideFile

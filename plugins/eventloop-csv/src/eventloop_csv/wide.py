@@ -1,6 +1,6 @@
-"""A CSV file with a column for each name, which gets a column when a name is new.
+"""A CSV file with a column for each name, which gets a new column for each new name.
 
-The first columns are the moment that a row belongs to. Numbers are written so that `float` reads
+The first columns are the moment of a row. Numbers are written so that `float` reads
 the same bits back; NaN and infinities are "nan", "inf" and "-inf".
 """
 
@@ -18,16 +18,16 @@ from eventloop.toolbox import RunFolder, append_whole
 
 _MOMENT = list(Moment._fields)
 _SPECIAL = frozenset(',"\r\n')
-_NUM_COUNTS = _MOMENT.index("seconds")  # which no two runs share
+_NUM_COUNTS = _MOMENT.index("seconds")  # which differ between runs
 
 
 class Position(NamedTuple):
-    """A place in a file, to be found again; the same in two runs that log alike.
+    """A position in a file that can be found again; equal in two runs that log the same.
 
     Args:
-        columns: the names that have a column.
-        num_rows: before it.
-        last: the counts of the last of them, so that another file isn't taken for this one.
+        columns: the names with a column.
+        num_rows: number of rows before the position.
+        last: counts of the last of these rows, to detect a different file.
     """
 
     columns: list[str]
@@ -38,12 +38,12 @@ class Position(NamedTuple):
 class WideFile:
     """A CSV file that rows are appended to.
 
-    A row is in the operating system's hands when `append` returns. A new column is a new file in
-    the place of the old one: a reader sees the one or the other, a kill leaves the one or the other.
+    When `append` returns, the operating system has the row. A new column rewrites the file and replaces it
+    atomically: readers, and a kill, see either the old file or the new one.
 
     Args:
-        folder: of the run.
-        name: of the file in it.
+        folder: folder of the run.
+        name: name of the file in it.
     """
 
     def __init__(self, folder: RunFolder, name: str) -> None:
@@ -54,19 +54,19 @@ class WideFile:
         self._end = Position([], 0, [])
 
     def check(self) -> None:
-        """Refuses what is in the run's folder in the place of the file, before there is a row.
+        """Refuses anything but a regular file in the file's place, before a row is written.
 
         Raises:
-            RunFolderError: it is a link, say.
+            RunFolderError: for example, it is a link.
         """
         self._folder.check(self._name, in_place=True)
 
-    def append(self, numbers: Mapping[str, float], at: Moment) -> None:
-        """Writes a row; names that have no column get one, and the rows before have nothing there.
+    def append(self, numbers: Mapping[str, float], moment: Moment) -> None:
+        """Writes a row; new names get a column, which is empty in earlier rows.
 
         Raises:
-            OSError: the file can't be opened or written, or was deleted since it was opened; what
-                was written of the row is taken back.
+            OSError: the file can't be opened or written, or was deleted after it was opened; an
+                incomplete write is reverted.
             ValueError, csv.Error: another program's file has its name.
         """
         self._open()
@@ -75,10 +75,10 @@ class WideFile:
         if new := [name for name in by_column if name not in columns]:
             columns = [*columns, *new]
             self._rewrite(columns, num_rows)
-        moment = [_number(one) for one in at]
-        row = [*moment, *(by_column.get(name, "") for name in columns)]
+        moment_cells = [_number(value) for value in moment]
+        row = [*moment_cells, *(by_column.get(name, "") for name in columns)]
         append_whole(self._open(), _line(row).encode("ascii"))
-        self._end = Position(columns, num_rows + 1, moment[:_NUM_COUNTS])
+        self._end = Position(columns, num_rows + 1, moment_cells[:_NUM_COUNTS])
 
     def end(self) -> Position:
         """Returns the position at which the next row will be written.
@@ -92,11 +92,11 @@ class WideFile:
         self._open()
         return self._end
 
-    def cut_after(self, place: Position) -> bool:
-        """Takes the rows after a place back, and the columns that came with them.
+    def cut_after(self, position: Position) -> bool:
+        """Removes the rows after a position, and the columns that they introduced.
 
         Returns:
-            Whether the file ends there now. One that has no such place stays as it is.
+            Whether the file now ends there. A file without this position is left unchanged.
 
         Raises:
             OSError: the file can't be read or written.
@@ -105,11 +105,11 @@ class WideFile:
         if not self.path.is_file():
             return False
         self._open()
-        columns = self._end.columns[: len(place.columns)]
-        if columns != place.columns or self._last_of(place.num_rows) != place.last:
+        columns = self._end.columns[: len(position.columns)]
+        if columns != position.columns or self._last_of(position.num_rows) != position.last:
             return False
-        self._rewrite(place.columns, place.num_rows)
-        self._end = place
+        self._rewrite(position.columns, position.num_rows)
+        self._end = position
         return True
 
     def set_aside(self) -> None:
@@ -140,7 +140,7 @@ class WideFile:
         return self._descriptor
 
     def _read(self) -> None:
-        """Finds the end of the file, without the half row that a killed process may have left."""
+        """Finds the end of the file, and removes an incomplete row that a killed process may have left."""
         rows = self._rows()
         header = next(rows, None)
         if header is None:
@@ -156,9 +156,9 @@ class WideFile:
             self._rewrite(columns, num_rows)
 
     def _last_of(self, num_rows: int) -> list[str] | None:
-        """Returns the counts of the last of so many rows; None where there are fewer."""
-        last = next(itertools.islice(self._rows(), num_rows, None), None)
-        return last and (last[:_NUM_COUNTS] if num_rows else [])
+        """Returns the counts of row `num_rows`; None if there are fewer rows."""
+        row = next(itertools.islice(self._rows(), num_rows, None), None)
+        return row and (row[:_NUM_COUNTS] if num_rows else [])
 
     def _rows(self) -> Iterator[list[str]]:
         """Yields the rows, the header first."""
@@ -173,24 +173,24 @@ class WideFile:
         return os.read(self._descriptor, 1)
 
     def _rewrite(self, columns: Sequence[str], num_rows: int) -> None:
-        """Puts a file with these columns and the first rows in the place of this one."""
+        """Replaces the file by a file with these columns and the first `num_rows` rows."""
         width = len(_MOMENT) + len(columns)
         with self._folder.replacing(self._name) as path:
             with path.open("w", encoding="utf-8", newline="") as file:
                 file.write(_line([*_MOMENT, *columns]))
                 for row in itertools.islice(self._rows(), 1, 1 + num_rows):
                     file.write(_line([*row, *[""] * width][:width]))
-            self.close()  # Windows replaces no file that is open
+            self.close()  # Windows can't replace an open file
         self._descriptor = self._folder.append_to(self._name)
 
 
 def _text(name: str) -> str:
-    """Returns a name as UTF-8 can hold it: half a surrogate pair is written as its escape."""
+    """Returns a name that UTF-8 can encode: an unpaired surrogate is escaped."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _line(fields: Iterable[str]) -> str:
-    """Returns a row; Python's writer leaves a lone carriage return without quotes."""
+    """Returns a row; not with Python's writer, which doesn't quote a lone carriage return."""
     return ",".join(map(_field, fields)) + "\n"
 
 

@@ -15,19 +15,19 @@ from eventloop_cutmix.cutting import cut_and_paste, draw_box
 
 
 class Cutmix:
-    """Pastes a rectangle of another image into each, and mixes the losses of both by area.
+    """Pastes a rectangle of another image into each image, and mixes the losses of both by area.
 
-    `state.targets` keeps the originals, so that metrics and losses of class indices go on working.
-    Evaluation sees whole images. With mixup, one of the two is drawn for each batch.
+    `state.targets` keeps the originals, so that metrics, and losses of class indices, keep working.
+    Evaluation sees whole images. Together with mixup, each batch is either cut or mixed.
 
     Args:
-        alpha: how large the rectangles are, more than 0: the share of the image that stays is drawn
-            from Beta(alpha, alpha) once a batch. The paper takes 1.0, any share as likely; small
+        alpha: distribution of the rectangles' size, more than 0: once per batch, the share of the image
+            that stays is drawn from Beta(alpha, alpha). The paper uses 1.0, which is uniform; small
             values leave almost all or almost nothing.
 
     Raises:
         TypeError: `alpha` is not a number.
-        ValueError: it isn't a positive one.
+        ValueError: `alpha` isn't positive.
 
     Source: Yun et al. 2019, arXiv:1905.04899.
     """
@@ -44,20 +44,21 @@ class Cutmix:
 
     @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Returns why the plugin can't be used: the first batch can't be cut, or no loss sees it; None if it can."""
+        """Returns why the plugin can't be used: the first batch can't be cut, or the task has no loss to mix; None if it can."""
         if not _can_be_cut(state.batch):
             return f"it cuts {_WANTED}, not {describe_pair(state.batch)}"
         return self._second.unsuitable(state)
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
-        """Cuts the whole batch, so that its slicing into microbatches changes nothing."""
+        """Cuts the whole batch before it is split, so that microbatches make no difference."""
         if not _can_be_cut(state.batch):
             raise PluginError(
                 f"cutmix cuts {_WANTED}, but got {describe_pair(state.batch)}",
                 fix="let the data loader give such pairs, or switch cutmix off with "
                 + switch_off("cutmix"),
             )
+        # With mixup active, too, a batch belongs to only one of both.
         if not owns_batch(state, self):
             return
         images = state.inputs
@@ -71,12 +72,12 @@ class Cutmix:
 
     @hookimpl(wrapper=True)
     def train_batch(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the shuffled targets when the step is done."""
+        """Clears the shuffled targets after the step."""
         return (yield from self._second.train_batch(state))
 
     @hookimpl(wrapper=True)
     def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
-        """Splits the shuffled targets as the batch is split."""
+        """Splits the shuffled targets like the batch."""
         return (yield from self._second.split_batch(state))
 
     @hookimpl(wrapper=True)
@@ -89,7 +90,7 @@ _WANTED = "images, a tensor of shape (B, C, H, W), whose targets are one a sampl
 
 
 def _can_be_cut(batch: Any) -> bool:
-    """Returns whether a batch is a pair of images and of an index or probabilities for each."""
+    """Whether a batch is a pair of images and of a class index, or probabilities, for each image."""
     if not is_pair(batch):
         return False
     images, targets = batch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from eventloop import SettingError, Time, hookimpl
 from eventloop.toolbox import NamedMetric, as_option
 from eventloop_early_stopping.patience import Waiting
-from eventloop_early_stopping.watched_metric import WHAT, watched_by
+from eventloop_early_stopping.watched_metric import OPTION, watched_by
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -23,17 +23,17 @@ class EarlyStopping:
     """Stops the run when a metric has stopped improving.
 
     Args:
-        metric: what to watch, by its name in the log: SET/METRIC, or train/loss, the mean over the
-            samples of an epoch. Not set: the first metric in evaluation that says whether higher is better,
-            else train/loss.
-        mode: whether lower (min) or higher (max) is better; auto: as the metric itself says.
-        patience: how long after the best value a worse one ends the run: 3ep, 500ba, 0.1dur.
-        min_delta: by how much a value has to be better to count as better.
-        on_nan: a NaN counts as no improvement (wait), or ends the run (stop).
+        metric: metric to watch, by its name in the log: SET/METRIC, or train/loss, the mean over the
+            samples of an epoch. Not set: the first eval metric that defines whether higher is better,
+            or else train/loss.
+        mode: whether lower (min) or higher (max) is better; auto: as the metric defines it.
+        patience: time since the best value after which a worse value ends the run: 3ep, 500ba, 0.1dur.
+        min_delta: difference by which a value has to be better to count as an improvement.
+        on_nan: whether a NaN counts as no improvement (wait), or ends the run (stop).
 
     Raises:
         TypeError: `min_delta` is not a number.
-        ValueError: an option has no such value, or says nothing without another.
+        ValueError: an option has an invalid value, or no effect without another option.
     """
 
     needs_eval_data = True
@@ -71,7 +71,7 @@ class EarlyStopping:
 
     @hookimpl
     def after_load(self, state: StateView) -> None:
-        """Settles what to watch, now that the metrics are known, and where a resumed run was."""
+        """Chooses the metric, now that all are built, and restores the waiting of a resumed run."""
         evaluates = state.settings.eval_interval is not None
         self._watched = watched_by(self.metric, state, mode=self.mode, evaluates=evaluates)
         self._waiting = Waiting(
@@ -89,7 +89,7 @@ class EarlyStopping:
 
     @hookimpl
     def fit_start(self, state: StateView) -> None:
-        """Begins to wait; afresh, when a run that was stopped is continued."""
+        """Starts waiting, again if a run that was stopped here gets a longer duration."""
         assert self._waiting is not None
         self._in_fit = True
         is_prolonged = self._waiting.reason is not None and self._until != str(state.until)
@@ -121,7 +121,7 @@ class EarlyStopping:
 
     @hookimpl
     def epoch_checkpoint(self, state: StateView) -> None:
-        """Compares the mean loss of an epoch that is complete."""
+        """Compares the mean loss of a complete epoch."""
         assert self._watched is not None
         loss = state.train_metrics.get("loss")
         if not self._watched.eval_set and not state.clock.batch_in_epoch and loss is not None:
@@ -129,37 +129,37 @@ class EarlyStopping:
 
     @hookimpl
     def eval_after_all(self, state: StateView) -> None:
-        """Compares an evaluation's result; outside of a fit it doesn't count as progress."""
+        """Compares the result of an evaluation, unless it is outside of a fit."""
         assert self._watched is not None
         if self._in_fit and self._watched.eval_set in state.eval_sets:
-            # The same on all ranks by itself, where they compute alike.
-            value, *_ = state.all_gather(self._watched.value(state.eval_metrics, WHAT))
+            # Rank 0's value, in case ranks differ in rounding: all must stop at the same batch.
+            value, *_ = state.all_gather(self._watched.value(state.eval_metrics, OPTION))
             self._take(state, value)
 
     @hookimpl
     def should_stop(self, state: StateView) -> bool:
-        """Answers yes when the patience is at its end."""
+        """Whether the patience has run out."""
         assert self._waiting is not None
         return self._waiting.reason is not None
 
     @hookimpl
     def fit_end(self, state: StateView) -> None:
-        """Leaves evaluations outside of a fit alone."""
+        """Ignores later evaluations, outside of the fit."""
         self._in_fit = False
 
     @hookimpl
     def exception(self) -> None:
-        """Likewise."""
+        """Ignores later evaluations, outside of the fit."""
         self._in_fit = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value and when it came."""
+        """Returns the best value and its time, with the name of the metric."""
         assert self._waiting is not None
         waiting = self._waiting.state_dict()
         return {"watched": self._described(), "waiting": waiting, "until": self._until}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Keeps it until it is known what this run watches; of another metric it is of no use."""
+        """Stores the state until the metric is chosen; the state of another metric is discarded."""
         self._loaded = state
 
     def _take(self, state: StateView, value: float) -> None:

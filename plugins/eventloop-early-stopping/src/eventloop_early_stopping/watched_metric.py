@@ -1,4 +1,4 @@
-"""What can be watched: the numbers of the eval sets, and the loss in training."""
+"""The metrics that can be watched: numbers of eval sets, and the training loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eventloop.toolbox import NamedMetric, find_metric, named_metrics
 if TYPE_CHECKING:
     from eventloop import StateView
 
-WHAT = "early-stopping.metric"
+OPTION = "early-stopping.metric"
 TRAIN_LOSS = NamedMetric("train/loss", eval_set="", metric="", is_higher=False)
 
 
@@ -20,22 +20,24 @@ def watched_by(
     mode: str = "auto",
     evaluates: bool,
 ) -> NamedMetric:
-    """Returns what a person named, or the first of which is known what is better.
+    """Returns the named metric, or the first metric that defines whether higher is better.
 
     Args:
-        name: as it is logged; of a metric with several results one, `test/f1.micro`.
-        state: whose metrics are built.
-        mode: min or max where a person said what is better.
-        evaluates: whether the run evaluates by itself.
+        name: name in the log; for a metric with several results a single one, `test/f1.micro`.
+        state: the run's state, with its metrics.
+        mode: "min" or "max" if the user gave it, else "auto".
+        evaluates: whether the run evaluates at an interval.
 
     Raises:
-        SettingError: there is nothing of this name.
+        SettingError: there is no such metric.
     """
     if name is None:
-        known = named_metrics(state.metrics).values() if evaluates else ()
-        sure = (one for one in known if one.is_higher is not None)
-        return next((one for one in sure if one.eval_set in state.eval_sets), TRAIN_LOSS)
+        candidates = named_metrics(state.metrics).values() if evaluates else ()
+        for metric in candidates:
+            if metric.is_higher is not None and metric.eval_set in state.eval_sets:
+                return metric
+        return TRAIN_LOSS
     if name == TRAIN_LOSS.name:
         return TRAIN_LOSS
     direction = "" if mode == "auto" else f"{mode} "
-    return find_metric(WHAT, direction + name, state, also=TRAIN_LOSS.name)
+    return find_metric(OPTION, direction + name, state, also=TRAIN_LOSS.name)

@@ -15,51 +15,50 @@ from eventloop_ema.maths import move
 
 
 def averaged_names(model: nn.Module, stepped: Iterable[nn.Parameter] = ()) -> list[str]:
-    """Names what there is to average: parameters, and buffers that are saved with the model.
+    """Returns the names of everything to average: parameters, and buffers saved with the model.
 
-    Of these, what is floating-point or complex. A buffer with infinities, a mask of attention, is
-    a constant of which no mean can be formed. Integers, the batches that a batch norm has seen, and
-    buffers that aren't saved are as training left them. What is tied has one name. Reads buffers.
+    Only floating-point and complex tensors are averaged. A buffer with infinities, such as an attention
+    mask, is a constant without a mean. Integer buffers, such as a batch norm's batch count, and unsaved
+    buffers keep their trained values. Tied parameters have a single name. Reads buffers on the host.
 
     Args:
-        stepped: the parameters that optimizers have; frozen ones that they don't have stay as they
-            are, and are left out.
+        stepped: the parameters that optimizers have; frozen parameters are left out unless they are
+            among them.
     """
     saved = model.state_dict().keys()
-    held = {id(one) for one in stepped}
+    stepped_ids = {id(param) for param in stepped}
     params = [
         name
-        for name, one in model.named_parameters()
-        if _has_mean(one) and (one.requires_grad or id(one) in held)
+        for name, param in model.named_parameters()
+        if _has_mean(param) and (param.requires_grad or id(param) in stepped_ids)
     ]
     buffers = [
         name
-        for name, one in model.named_buffers()
-        if name in saved and _has_mean(one) and bool(one.isfinite().all())
+        for name, buffer in model.named_buffers()
+        if name in saved and _has_mean(buffer) and bool(buffer.isfinite().all())
     ]
     return params + buffers
 
 
 class Averages:
-    """Exponential moving averages of a model's weights; at first, the weights themselves.
+    """Exponential moving averages of a model's weights, which start as copies of the weights.
 
-    Those of fewer than 32 bits are averaged in float32: what a step adds would be rounded away.
-    With FSDP each rank averages its shards.
+    Weights narrower than 32 bits are averaged in float32: the small change of a step would be rounded
+    away. With FSDP each rank averages its shards.
 
     Args:
-        model: whose weights are averaged; parameters are changed in place by who trains it, and
-            buffers may be replaced.
-        names: what of it, as `averaged_names` gives them.
+        model: the model; training changes its parameters in place, and may replace its buffers.
+        names: names of the parameters and buffers to average, from `averaged_names`.
     """
 
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
         params = dict(model.named_parameters())
         names = list(names)
         self._params = {name: params[name] for name in names if name in params}
-        self._buffers = {name: _place(model, name) for name in names if name not in params}
-        self._is_sharded = any(sharded(one) is not None for one in self._params.values())
+        self._buffers = {name: _owner_of(model, name) for name in names if name not in params}
+        self._is_sharded = any(sharded(param) is not None for param in self._params.values())
         current = self._current()
-        self._averages = [_wide(local(one)) for one in current]
+        self._averages = [_wide(local(tensor)) for tensor in current]
         self._seen_buffers = current[len(self._params) :]
 
     def update(self, share: float | Tensor) -> None:
@@ -71,7 +70,7 @@ class Averages:
     def in_place(self) -> Iterator[None]:
         """Puts the averages in the weights' place, and the weights back, bit by bit."""
         self._follow_shapes()
-        saved = [one.detach().clone() for one in self._values()]
+        saved = [tensor.detach().clone() for tensor in self._values()]
         _copy(self._averages, self._values())
         try:
             yield
@@ -79,14 +78,14 @@ class Averages:
             _copy(saved, self._values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the averages by name; where they are shards, this rank's slices."""
+        """Returns the averages by name; of shards, this rank's slices."""
         triples = zip(self._names(), self._averages, self._current(), strict=True)
-        return {name: slice_of(like, average) for name, average, like in triples}
+        return {name: slice_of(current, average) for name, average, current in triples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, for the same parameters.
+        """Restores averages from `state_dict`, for the same parameters.
 
-        A buffer that came into being in training wasn't averaged, and isn't from now on.
+        A buffer that was created during training has no average, and gets none after resuming.
         """
         names = [name for name in self._names() if name in state or name in self._params]
         averages = dict(zip(self._names(), self._averages, strict=True))
@@ -95,16 +94,16 @@ class Averages:
         self._seen_buffers = self._current()[len(self._params) :]
         self._follow_shapes(force=True)
         shards = [
-            shard_of(state[name], like)
-            for name, like in zip(self._names(), self._current(), strict=True)
+            shard_of(state[name], current)
+            for name, current in zip(self._names(), self._current(), strict=True)
         ]
         _copy(shards, self._averages)
 
     def _follow_shapes(self, *, force: bool = False) -> None:
-        """Begins the average of a buffer anew where the model has replaced it by one of another shape.
+        """Restarts the average of a buffer that the model has replaced by a buffer of another shape.
 
         Args:
-            force: also where no buffer was replaced since the last look.
+            force: check all shapes, even if no buffer was replaced since the last check.
         """
         start = len(self._params)
         buffers = self._current()[start:]
@@ -119,23 +118,23 @@ class Averages:
         return [*self._params, *self._buffers]
 
     def _current(self) -> list[Tensor]:
-        # Where a buffer was found, not what: code like `self.mean = self.mean * 0.9 + ...`
-        # replaces it.
+        # Buffers are looked up by owner and name: code like `self.mean = self.mean * 0.9 + ...`
+        # replaces the tensor.
         buffers = (getattr(module, name) for module, name in self._buffers.values())
         return [*self._params.values(), *buffers]
 
     def _values(self) -> list[Tensor]:
         current = self._current()
-        return [local(one) for one in current] if self._is_sharded else current
+        return [local(tensor) for tensor in current] if self._is_sharded else current
 
 
 def _has_mean(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, last = name.rpartition(".")
-    return model.get_submodule(path), last
+def _owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -144,6 +143,6 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _copy(values: list[Tensor], into: list[Tensor]) -> None:
-    for value, target in zip(values, into, strict=True):
+def _copy(values: list[Tensor], targets: list[Tensor]) -> None:
+    for value, target in zip(values, targets, strict=True):
         target.copy_(value)

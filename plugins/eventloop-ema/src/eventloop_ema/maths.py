@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def half_life_of(decay: float) -> float:
-    """Returns after how many steps old weights count for half, where each leaves them `decay`.
+    """Returns the number of steps after which old weights have half of the total weight.
 
     Args:
         decay: share of the old average that stays, in (0, 1).
@@ -23,13 +23,14 @@ def half_life_of(decay: float) -> float:
 
 
 def share_of(half_life: float, amount: float) -> float:
-    """Returns the share of new weights that makes old ones count for half after a half-life.
+    """Returns the share of new weights for which old weights halve after a half-life.
 
-    However it is cut into steps: the shares of 1 and 1 leave of the old what that of 2 leaves.
+    Two moves with the share of amount 1 equal a single move with the share of amount 2, so the result
+    doesn't depend on how training is divided into steps.
 
     Args:
         half_life: more than 0.
-        amount: of the same unit; how much has been trained since the last move.
+        amount: amount of training since the last move, in the unit of the half-life.
 
     Returns:
         1 - 2 ** (-amount / half_life), in [0, 1].
@@ -44,15 +45,18 @@ def move(averages: Sequence[Tensor], values: Sequence[Tensor], share: float | Te
     Args:
         averages: floating-point or complex; changed in place.
         values: same order and shapes, of any precision.
-        share: in [0, 1]; 1 - decay where a decay is given. On the device, shape (), where it isn't
-            known on the host yet.
+        share: in [0, 1], 1 - decay; a tensor of shape () on the device if the host doesn't know it yet.
     """
     averages = list(averages)
-    pairs = zip(values, averages, strict=True)
-    values = [one if one.dtype is other.dtype else one.to(other.dtype) for one, other in pairs]
+    # `foreach` needs tensors of the same dtype.
+    values = [
+        value if value.dtype is average.dtype else value.to(average.dtype)
+        for value, average in zip(values, averages, strict=True)
+    ]
     # Private, as all of torch's foreach functions are; the public way, a loop, starts a kernel for
     # each tensor. torch.optim.swa_utils does the same (torch 2.13).
     if isinstance(share, Tensor):
-        torch._foreach_lerp_(averages, values, [share.to(one.dtype) for one in averages])
+        shares = [share.to(average.dtype) for average in averages]
+        torch._foreach_lerp_(averages, values, shares)
     else:
         torch._foreach_lerp_(averages, values, share)

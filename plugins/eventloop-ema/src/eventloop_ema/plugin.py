@@ -1,4 +1,4 @@
-"""The plugin: when the averages move, and who sees them."""
+"""The plugin: when the averages move, and where they replace the weights."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ _HALF_LIFE = "1000ba"
 class Ema:
     """Evaluates, predicts and exports with an exponential moving average of the weights.
 
-    Training goes on with the weights themselves. Float buffers, the statistics of batch norms, are
+    Training continues with the original weights. Float buffers, such as statistics of batch norms, are
     averaged, too.
 
     Args:
-        half_life: after how much training old weights count for half: "100ba", "2ep", "0.05dur",
-            in any unit of time. 1,000 batches where neither this nor `decay` is given.
-        decay: share of the old average that stays at each step, in (0, 1), in place of a half-life.
+        half_life: amount of training after which old weights count for half: "100ba", "2ep", "0.05dur",
+            in any unit of time. 1,000 batches if neither this nor `decay` is set.
+        decay: share of the old average that stays at each step, in (0, 1), instead of a half-life.
             0.99 has a half-life of 69 batches, 0.999 of 693.
-        rampup: the half-life is at most this share of what has been trained so far, in [0, 1], so
-            that the average of a young run isn't one of its beginnings; 0 for the same half-life
-            from the start.
-        update_every: the averages move at every so many batches, by as much as all of them call
-            for; `decay` is the share that stays at each such move.
+        rampup: upper limit of the half-life as a share of the training so far, in [0, 1], so that the
+            average of a young run isn't dominated by its first weights; 0 for a constant half-life.
+        update_every: number of batches between moves; a move covers all of these batches, and `decay`
+            is the share that stays at each move.
 
     Raises:
         TypeError: `decay`, `rampup` or `update_every` is not a number.
-        ValueError: half-life and decay are given; a value isn't what it must be.
+        ValueError: both half-life and decay are set, or a value is out of range.
 
-    Source: Tarvainen & Valpola 2017, arXiv:1703.01780, section 2; the ramp-up is that of Karras et
+    Source: Tarvainen & Valpola 2017, arXiv:1703.01780, section 2; the ramp-up: Karras et
     al. 2020, arXiv:2006.06676, in the authors' code.
     """
 
@@ -78,31 +77,33 @@ class Ema:
 
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the averages of other weights; takes those that come with these."""
+        """Replaces the averages when other weights are loaded: with their averages, if they have any."""
         loaded = self._loaded
         self._loaded = {}
-        done = yield
+        is_restored = yield
         self.averages = None
         self._go_on_from(loaded, state)
-        return done
+        return is_restored
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Finds what is averaged and over how long; a resumed run continues its saved averages."""
+        """Chooses the weights to average and resolves the half-life; a resumed run continues its averages."""
         loaded = self._loaded
         self._loaded = {}
         if self.decay is not None:
             self._length = half_life_of(self.decay)
         else:
             self._length, self._unit = _in_clock_units(self.half_life, state)
-        groups = (group for one in state.optimizers.values() for group in one.param_groups)
+        groups = (
+            group for optimizer in state.optimizers.values() for group in optimizer.param_groups
+        )
         stepped = [param for group in groups for param in group["params"]]
         self._names = averaged_names(state.model, stepped)
         self._go_on_from(loaded, state)
 
     @hookimpl(wrapper=True)
     def train_batch(self, state: State) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
-        """Learns whether a step was made; under fp16 the device alone knows it by now."""
+        """Records whether a step was made, under fp16 as a tensor, because only the device knows it yet."""
         stepped = yield
         self._stepped = (
             stepped
@@ -113,7 +114,7 @@ class Ema:
 
     @hookimpl(trylast=True)
     def batch_end(self, state: State) -> None:
-        """Moves the averages after a step; they begin with the weights after the first."""
+        """Moves the averages after a step; the first step initializes them."""
         stepped = self._stepped
         self._stepped = False
         if stepped is False:
@@ -124,7 +125,7 @@ class Ema:
         elif self.update_every == 1:
             self.averages.update(self._share(state) * stepped)
         elif state.clock.batch % self.update_every == 0:
-            # A step that fp16 left out among several is of no weight.
+            # Under fp16 some steps in between may have been skipped: too few to matter here.
             self.averages.update(self._share_of_several(state))
             self._moved_at = self._trained(state)
 
@@ -152,7 +153,7 @@ class Ema:
         return {"averages": averages, "moved_at": self._moved_at}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
-        """Keeps them until the weights are there to which they belong."""
+        """Stores the averages until the model's weights are loaded."""
         self._loaded = state
 
     def _go_on_from(self, loaded: dict[str, Any], state: State) -> None:
@@ -167,18 +168,18 @@ class Ema:
         return self.averages.in_place() if self.averages else nullcontext()
 
     def _trained(self, state: State) -> float:
-        """Returns how much has been trained, in the unit of the half-life."""
+        """Returns the amount of training so far, in the unit of the half-life."""
         trained: float = getattr(state.clock, FIELDS[self._unit])
         return trained
 
     def _share(self, state: State) -> float:
-        """Returns the share of the weights that the batch at hand has left."""
-        before = getattr(state.clock.previous, FIELDS[self._unit])
+        """Returns the share of the new weights for this batch."""
+        previously_trained = getattr(state.clock.previous, FIELDS[self._unit])
         trained = self._trained(state)
-        return share_of(self._half_life_at(trained), trained - before)
+        return share_of(self._half_life_at(trained), trained - previously_trained)
 
     def _share_of_several(self, state: State) -> float:
-        """Returns the share that the batches since the last move have left."""
+        """Returns the share of the new weights for all batches since the last move."""
         trained = self._trained(state)
         if self.decay is not None:
             return share_of(self._half_life_at(trained / self.update_every), 1)
@@ -194,7 +195,7 @@ class Ema:
 
 
 def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
-    """Returns a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
+    """Converts a half-life to a unit that every batch advances: not a fraction of the run, not epochs.
 
     Raises:
         SettingError: the length isn't known.

@@ -11,7 +11,7 @@ __all__ = ["Fsdp", "parts_of", "shard"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs FSDP2, which takes a second or more, when it is asked for."""
+    """Imports the modules that need FSDP2 on first use: importing FSDP2 takes a second or more."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from eventloop_fsdp import sharding

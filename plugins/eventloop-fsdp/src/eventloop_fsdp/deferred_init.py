@@ -1,8 +1,8 @@
-"""Models whose parameters no rank holds whole: made without memory, sharded, and then filled in.
+"""Models whose parameters no rank holds whole: built without memory, sharded, and then initialized.
 
-Free of hooks. What a model does to its parameters while it is made is recorded, and done once it is
-sharded: one parameter at a time is whole, on every rank alike, and each rank keeps its shard. The random
-numbers are drawn in the same order, and so the weights are those of one process.
+Free of hooks. Operations on parameters while the model is built are recorded, and repeated after sharding:
+each rank computes one whole parameter at a time, the same on every rank, and keeps its shard. Random
+numbers are drawn in the same order, so the weights equal those of a single process.
 
 Source: Feng et al. 2022, torchdistX's `deferred_init`, which records in the same way.
 """
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one (torch 2.13)
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)  # torch has no public dispatch mode (torch 2.13)
 
 from eventloop import SettingError
 from eventloop.toolbox import sharded, shards_like
 
-# What these write doesn't depend on what was there.
+# These operations don't depend on the previous values.
 _OVERWRITES = ("normal_", "uniform_", "zero_", "fill_", "copy_", "exponential_", "log_normal_")
 
 
@@ -36,7 +38,7 @@ class _Write(NamedTuple):
 
 
 class _Unaware(TorchFunctionMode):
-    """Hides that tensors are on the meta device, since functions of `nn.init` do nothing there then."""
+    """Hides that tensors are on the meta device: functions of `nn.init` do nothing on it otherwise."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -46,13 +48,13 @@ class _Unaware(TorchFunctionMode):
 
 
 class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Has parameters of models made inside lie on the meta device; records what is written into them.
+    """Makes parameters of models built inside use the meta device; records the writes into them.
 
-    Those that are made of computed values, `nn.Parameter(torch.ones(3))` say, are as they are made, and
+    Parameters made of computed values, such as `nn.Parameter(torch.ones(3))`, are created as usual, and
     so are buffers.
 
     Args:
-        records: whether weights are to be written as recorded; not where they are loaded.
+        records: whether to record writes; False if weights are loaded instead.
     """
 
     def __init__(self, *, records: bool = True) -> None:
@@ -68,7 +70,7 @@ class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         self._generator = torch.get_rng_state()
         self._unaware.__enter__()  # type: ignore[no-untyped-call]
-        # It looks at what it draws; private, as of torch 2.13.
+        # This function reads the values that it draws; private, torch 2.13.
         self._truncated = nn.init._no_grad_trunc_normal_
         nn.init._no_grad_trunc_normal_ = self._truncated_normal
         self._handle = register_module_parameter_registration_hook(self._register)  # type: ignore[arg-type]
@@ -97,38 +99,42 @@ class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def bind(self, model: nn.Module) -> None:
-        """Learns the names of the parameters; to be called before they are sharded."""
-        self._names = {_memory(one): name for name, one in model.named_parameters() if one.is_meta}
+        """Records the names of the parameters; call it before they are sharded."""
+        self._names = {
+            _memory(param): name for name, param in model.named_parameters() if param.is_meta
+        }
 
     def fill(self, model: nn.Module) -> None:
         """Writes the weights of a sharded model; collective: every rank must call it.
 
-        The host draws them, from where its generator stood when the model was made, and it stands
-        afterwards where it stands now.
+        The host draws the numbers, from the generator's state when the model was built; afterwards its
+        current state is restored.
 
         Raises:
-            SettingError: nothing that is known was written into a parameter.
+            SettingError: no recorded operation wrote into a parameter.
         """
         shards = dict(model.named_parameters())
-        left = dict.fromkeys(self._names.values())
+        unwritten = dict.fromkeys(self._names.values())
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._generator)
-            for one in self._writes:
-                name = self._names.get(one.param)
-                left.pop(name or "", None)
-                # One that the model has given up, for a tied one say, has drawn its numbers, too.
-                gone = self._params[one.param]
-                _write(torch.empty_like(gone, device="cpu") if name is None else shards[name], one)
-        if left:
+            for write in self._writes:
+                name = self._names.get(write.param)
+                unwritten.pop(name or "", None)
+                # A parameter that the model replaced, for example by a tied one, consumed random numbers, too.
+                gone = self._params[write.param]
+                _write(
+                    torch.empty_like(gone, device="cpu") if name is None else shards[name], write
+                )
+        if unwritten:
             raise SettingError(
-                f"meta: nothing is known to write the weights of {', '.join([*left][:5])}",
+                f"meta: nothing is known to write the weights of {', '.join([*unwritten][:5])}",
                 fix="write them in place in the constructor, `nn.init.normal_(self.weight)`, or leave "
                 "meta out, and each rank builds the model whole",
             )
         self._writes.clear()
 
     def _register(self, _module: nn.Module, _name: str, param: Any) -> nn.Parameter | None:
-        """Puts a parameter without memory in the place of one that nothing was written into."""
+        """Replaces a parameter that nothing was written into by a parameter without memory."""
         if param is None or _memory(param) not in self._empty:
             return None
         del self._empty[_memory(param)]
@@ -145,7 +151,7 @@ class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(self, func: Any, written: Tensor, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self._records:
             return
-        if any(isinstance(one, Tensor) and one.device.type == "meta" for one in args):
+        if any(isinstance(arg, Tensor) and arg.device.type == "meta" for arg in args):
             raise SettingError(
                 f"meta: a parameter is computed from others when the model is made, by {func}",
                 fix="write numbers into it in place, `nn.init.normal_(self.weight)`, or leave meta "
@@ -153,47 +159,51 @@ class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         memory = _memory(written)
         whole_of = self._params[memory]
-        place = (written.size(), written.stride(), written.storage_offset())
-        is_whole = place == (whole_of.size(), whole_of.stride(), 0)
-        self._writes.append(_Write(func, memory, None if is_whole else place, args, kwargs))
+        layout = (written.size(), written.stride(), written.storage_offset())
+        is_whole = layout == (whole_of.size(), whole_of.stride(), 0)
+        self._writes.append(_Write(func, memory, None if is_whole else layout, args, kwargs))
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
-    """Allocates shards that are on the meta device, with nothing in them; others stay as they are."""
+    """Allocates shards that are on the meta device, uninitialized; other tensors stay unchanged."""
 
-    def place(one: Tensor) -> Tensor:
-        return torch.empty_like(one, device=device) if one.is_meta else one
+    def allocated(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
 
-    # torch has no public one that leaves buffers as they are (torch 2.13).
-    model._apply(place)  # type: ignore[no-untyped-call]
+    # Private: torch's public functions also reallocate buffers (torch 2.13).
+    model._apply(allocated)  # type: ignore[no-untyped-call]
 
 
 def give_memory_whole(model: nn.Module, device: torch.device) -> None:
-    """Allocates parameters of a model that isn't sharded, likewise; tied ones stay tied."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    """Allocates parameters of a model that isn't sharded, uninitialized; tied parameters stay tied."""
+    new_params: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if param.is_meta and param not in made:
+            if param.is_meta and param not in new_params:
                 empty = torch.empty_like(param, device=device)
-                made[param] = nn.Parameter(empty, requires_grad=param.requires_grad)
-            if param in made:
-                setattr(module, name, made[param])
+                new_params[param] = nn.Parameter(empty, requires_grad=param.requires_grad)
+            if param in new_params:
+                setattr(module, name, new_params[param])
     model.to(device)  # its buffers
 
 
-def _write(shard: Tensor, one: _Write) -> None:
-    """Writes into a parameter what was written into it whole."""
-    name = one.func.__name__.partition(".")[0]
-    if one.view is None and name in _OVERWRITES:
+def _write(shard: Tensor, write: _Write) -> None:
+    """Repeats a recorded write on a whole parameter, and stores this rank's shard."""
+    name = write.func.__name__.partition(".")[0]
+    if write.view is None and name in _OVERWRITES:
         value = torch.empty(shard.shape, dtype=shard.dtype)
     else:
-        held = sharded(shard.detach())
-        value = (shard.detach() if held is None else held.full_tensor()).cpu().clone()
-    target = value if one.view is None else torch.as_strided(value, *one.view)
-    one.func(target, *one.args, **one.kwargs)
+        shard_of_param = sharded(shard.detach())
+        value = (
+            (shard.detach() if shard_of_param is None else shard_of_param.full_tensor())
+            .cpu()
+            .clone()
+        )
+    target = value if write.view is None else torch.as_strided(value, *write.view)
+    write.func(target, *write.args, **write.kwargs)
     shard.copy_(shards_like(value, shard))
 
 
 def _memory(tensor: Tensor) -> int:
-    """Returns what tensors have in common that share memory, on the meta device, too."""
+    """Returns an identifier that is equal for tensors that share memory, also on the meta device."""
     return int(tensor.untyped_storage()._cdata)  # `data_ptr` is 0 there (torch 2.13)

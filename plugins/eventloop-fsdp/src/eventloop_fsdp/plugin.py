@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
     from eventloop_fsdp.deferred_init import DeferredModel
 
-# FSDP2 takes a second or more to import, which one process doesn't need: each function that does
-# imports what it uses.
-# Their steps flatten DTensors, or write into them what has another placement (torch 2.13).
+# Importing FSDP2 takes a second or more, and a single process doesn't need it: each function that does
+# imports it itself.
+# The steps of these optimizers flatten DTensors, or write values of another placement into them
+# (torch 2.13).
 _CANT_STEP = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -40,29 +41,28 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Fsdp:
     """Shards parameters, gradients and optimizer states over the ranks: FSDP2 instead of DDP.
 
-    Each rank holds a share of every parameter; a part of the model is whole only while it
-    computes. Training gives the weights that DDP would give. In one process there is nothing to
-    shard, and it takes no part.
+    Each rank holds a share of every parameter; a part of the model is gathered only while it computes.
+    Training yields the same weights as DDP. In a single process there is nothing to shard, and the
+    plugin is off.
 
     Args:
-        layers: the class names of the submodules that are gathered each by itself; not set: those
-            that repeat in an nn.Sequential, ModuleList or ModuleDict, a transformer's blocks, say.
-            What is in none of them is gathered with the model.
-        param_dtype: what parameters are gathered and computed with; bf16 halves what is sent, and
-            needs precision bf16. The shards that the optimizer sees stay fp32.
-        reduce_dtype: what gradients are averaged in; bf16 halves what is sent.
-        reshard_after_forward: whether a layer is given up between its forward and its backward;
-            without, it is sent once less, and the memory holds all layers.
-        replicate: how many copies of the model there are, each sharded over as many ranks that
-            follow each other, those of a machine say; gradients are averaged over the copies.
+        layers: class names of the submodules to gather individually; not set: the classes repeated in an
+            nn.Sequential, ModuleList or ModuleDict, such as a transformer's blocks. All other
+            parameters are gathered with the model.
+        param_dtype: dtype in which parameters are gathered and computed with; bf16 halves the traffic, and
+            needs precision bf16. The optimizer's shards stay fp32.
+        reduce_dtype: dtype in which gradients are averaged; bf16 halves the traffic.
+        reshard_after_forward: whether to free a layer between its forward and backward; without, it is
+            gathered once less, and all layers stay in memory.
+        replicate: number of copies of the model, each sharded over as many consecutive ranks, such as the
+            ranks of a machine; gradients are averaged over the copies.
         offload: whether shards, their gradients and optimizer states stay on the host, where the
             optimizer steps; a layer is on the device while it computes.
-        meta: whether no rank holds the model whole: its parameters are drawn once it is sharded, one
-            at a time, or loaded from `weights` or from the checkpoint that a run goes on from, and
-            not drawn at all.
-        weights: what a run that begins is filled with: a safetensors file, the folder of a pretrained
-            model, a checkpoint, or the folder of a run; each rank reads what it holds. A run that
-            goes on doesn't look at it. In one process, too.
+        meta: whether no rank ever holds the whole model: parameters are initialized after sharding, one at
+            a time, or loaded from `weights` or the run's checkpoint without initialization.
+        weights: initial weights of a new run: a safetensors file, the folder of a pretrained model, a
+            checkpoint, or the folder of a run; each rank reads only its shards. Ignored by a resumed run.
+            Also works in a single process.
 
     Source: Zhao et al. 2023, arXiv:2304.11277.
     """
@@ -95,7 +95,7 @@ class Fsdp:
         self._root: FSDPModule | None = None
         self._sharded: list[FSDPModule] = []
         self._exchanges = True
-        self._has_agreed = False  # whether ranks make as many passes, whatever they have
+        self._has_agreed = False  # whether ranks have agreed on their number of passes
         self._is_last = False
         self._num_more: int | None = None  # passes of an evaluation beyond this rank's batches
 
@@ -108,7 +108,7 @@ class Fsdp:
 
     @hookimpl(wrapper=True)
     def build_mesh(self, state: State) -> Generator[None, Layout, Layout]:
-        """Divides the ranks into copies of the model, where several are asked for."""
+        """Divides the ranks into copies of the model, if several are requested."""
         layout = yield
         if self.replicate == 1 or state.world_size == 1:
             return layout
@@ -118,7 +118,7 @@ class Fsdp:
 
     @hookimpl(wrapper=True)
     def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
-        """Has parameters take no memory before they are sharded, where that is asked for."""
+        """With `meta`, builds the model without memory for its parameters."""
         if not self.meta or (state.world_size == 1 and self.weights is None):
             return (yield)
         from eventloop_fsdp.deferred_init import DeferredModel
@@ -129,7 +129,7 @@ class Fsdp:
 
     @hookimpl(conditional=True)
     def wrap_model(self, state: State) -> nn.Module | None:
-        """Shards the model, in place; names and calls stay."""
+        """Shards the model, in place; names and calls stay the same."""
         if state.world_size == 1 and self._deferred is None:
             return None
         from eventloop_fsdp.deferred_init import give_memory, give_memory_whole
@@ -143,10 +143,10 @@ class Fsdp:
         take_from_first(state.model, state.data_group, buffers_alone=buffers_alone)
         if self._deferred is not None:
             self._deferred.bind(state.model)
-        parts = parts_of(state.model, self.layers)
+        layers_to_shard = parts_of(state.model, self.layers)
         self._sharded = shard(
             state.model,
-            parts,
+            layers_to_shard,
             self._mesh(state),
             policy=self._policy(),
             reshard_after_forward=self.reshard_after_forward,
@@ -188,21 +188,21 @@ class Fsdp:
                 raise SettingError(
                     f"the optimizer {name!r} is {type(optimizer).__name__}, which can't step the "
                     "shards of fsdp",
-                    fix="take another, AdamW say, or train with DDP: fsdp is off with "
+                    fix="use another optimizer, such as AdamW, or train with DDP: fsdp is off with "
                     + switch_off("fsdp"),
                 )
         return optimizers
 
     @hookimpl
     def before_load(self, state: State) -> None:
-        """Leaves the weights to the checkpoint, unless there may be some that it leaves out."""
+        """Skips initialization: the checkpoint provides the weights, unless it is partial."""
         if state.owner("select_weights") != "core":
             self._fill(state)
         self._goes_on = True
 
     @hookimpl(tryfirst=True)
     def after_load(self, state: State) -> None:
-        """Loads the weights of a run that begins, or draws them where none takes memory yet."""
+        """Loads the weights of a new run, or initializes parameters that have no memory yet."""
         if not self._goes_on:
             self._fill(state)
         self._deferred = None
@@ -212,23 +212,25 @@ class Fsdp:
         if self.weights is not None:
             from eventloop_fsdp.pretrained import load_pretrained
 
-            done = load_pretrained(state.model, Path(self.weights), warns=state.rank == 0)
-            self._note = f"weights of {self.weights}{f', {done}' if done else ''}"
+            renaming = load_pretrained(state.model, Path(self.weights), warns=state.rank == 0)
+            self._note = f"weights of {self.weights}{f', {renaming}' if renaming else ''}"
         elif deferred is not None:
             deferred.fill(state.model)
 
     @hookimpl
     def header_note(self) -> str:
-        """Returns where the weights are from."""
+        """Returns the source of the weights."""
         return self._note
 
     @hookimpl(wrapper=True)
     def forward(self, state: State) -> Generator[None, Any, Any]:
-        """Makes passes that count for nothing first, where other ranks have more microbatches."""
+        """First makes passes with zero gradients, if other ranks have more microbatches."""
         is_first = state.microbatch is not None and state.microbatch_idx == 0
         if self._root is None or not is_first or state.even_batches:
             return (yield)
-        numbers = state.all_gather(state.num_microbatches)  # a sum; sent where they differ
+        numbers = state.all_gather(
+            state.num_microbatches
+        )  # only communicates if the numbers may differ
         if num_more := max(numbers) - state.num_microbatches:
             self._exchange(False)
             _pass_for_nothing(state, num_more)
@@ -237,7 +239,7 @@ class Fsdp:
 
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
-        """Has the last backward of a batch alone exchange gradients; that of a closure, too."""
+        """Exchanges gradients only in the last backward of a batch, or of a closure."""
         if state.microbatch_idx == 0 and not state.even_batches and not self._has_agreed:
             _require_same_number(state)  # of passes without the action `forward`
         self._has_agreed = False
@@ -252,7 +254,7 @@ class Fsdp:
 
     @hookimpl(wrapper=True)
     def eval_batches(self, state: State) -> Generator[None, Iterable[Any], Iterable[Any]]:
-        """Looks one batch ahead, to know the last one; asks how many batches each rank has."""
+        """Reads a batch ahead, to know the last batch; gathers the number of batches of each rank."""
         batches = yield
         lengths = state.all_gather(known_length(batches))
         self._num_more = None if None in lengths else max(lengths) - lengths[state.rank]
@@ -260,12 +262,12 @@ class Fsdp:
 
     @hookimpl(wrapper=True)
     def eval_forward(self, state: State) -> Generator[None, Any, Any]:
-        """Computes as often as the rank with the most batches."""
+        """Makes as many passes as the rank with the most batches."""
         return (yield from self._together(state))
 
     @hookimpl(wrapper=True)
     def predict_forward(self, state: State) -> Generator[None, Any, Any]:
-        """Computes as often as the rank with the most batches."""
+        """Makes as many passes as the rank with the most batches."""
         return (yield from self._together(state))
 
     def _mesh(self, state: State) -> DeviceMesh:
@@ -305,7 +307,7 @@ class Fsdp:
             )
 
     def _policy(self) -> MixedPrecisionPolicy:
-        """Returns the types of what is sent; what computes in which type is left to autocast."""
+        """Returns the dtypes for communication; autocast decides the dtypes of computations."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         # None is the parameters' own type.
@@ -328,18 +330,18 @@ class Fsdp:
                     "sharded model takes all ranks",
                     fix="let len() of its sampler say how many it yields",
                 )
-            parts = [batch]
+            microbatches = [batch]
             if isinstance(batch, Microbatches):
-                self._num_more = None  # of how many parts batches are isn't known
-                parts = [*batch]
-            for idx, part in enumerate(parts, 1):
-                self._is_last = is_last and idx == len(parts)
-                yield part
+                self._num_more = None  # the number of microbatches of later batches is unknown
+                microbatches = [*batch]
+            for idx, microbatch in enumerate(microbatches, 1):
+                self._is_last = is_last and idx == len(microbatches)
+                yield microbatch
 
     def _together(self, state: State) -> Generator[None, Any, Any]:
-        """Runs a pass when every rank runs one, and passes for nothing while others have batches.
+        """Runs a pass together with all ranks, and repeats it while other ranks still have batches.
 
-        Where a length isn't known, each rank says before each pass whether it has a batch.
+        If a length is unknown, the ranks exchange before each pass whether they have a batch.
         """
         if self._num_more is None:
             state.count_true(True)
@@ -349,37 +351,39 @@ class Fsdp:
                 state.again()
             while self._num_more is None and state.count_true(False):
                 state.again()
-            # Without gradients, nothing else gives up what the root keeps for a backward.
-            for one in self._sharded:
-                one.reshard()
+            # Without gradients, no backward frees the parameters that the root keeps for it.
+            for module in self._sharded:
+                module.reshard()
         return outputs
 
 
 def _require_same_number(state: State) -> None:
-    """Makes sure, once a step, that no rank would wait for a microbatch that others don't have."""
+    """Checks once per step that all ranks have the same number of microbatches, or they would hang."""
     numbers = state.all_gather(state.num_microbatches)
-    other = next((rank for rank, one in enumerate(numbers) if one != numbers[0]), None)
-    if other is not None:
+    differing_rank = next(
+        (rank for rank, number in enumerate(numbers) if number != numbers[0]), None
+    )
+    if differing_rank is not None:
         raise PluginError(
-            f"rank 0 has {numbers[0]} microbatches and rank {other} has {numbers[other]}, but every "
+            f"rank 0 has {numbers[0]} microbatches and rank {differing_rank} has {numbers[differing_rank]}, but every "
             "pass over a sharded model takes all ranks",
             fix="give all ranks batches of one size, or unset microbatch_size",
         )
 
 
 def _pass_for_nothing(state: State, num: int) -> None:
-    """Runs forward and backward passes whose gradients are 0; call it in a wrapper of `forward`.
+    """Runs forward and backward passes with zero gradients; call it in a wrapper of `forward`.
 
-    Buffers and random generators are left as they were.
+    Buffers and random generators are restored.
     """
-    buffers = [(one, one.clone()) for one in state.model.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
     with kept_generators():
         for _ in range(num):
             outputs = state.again()
             is_nest = isinstance(outputs, (Tensor, tuple, list, Mapping))
-            found: list[Tensor] = []
-            map_tensors(found.append, outputs if is_nest else vars(outputs))
-            sums = [one.sum() for one in found if one.requires_grad]
+            tensors: list[Tensor] = []
+            map_tensors(tensors.append, outputs if is_nest else vars(outputs))
+            sums = [tensor.sum() for tensor in tensors if tensor.requires_grad]
             torch.autograd.backward(torch.stack(sums).sum() * 0)
     with torch.no_grad():
         for buffer, value in buffers:

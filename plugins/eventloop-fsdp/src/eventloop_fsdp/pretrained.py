@@ -1,4 +1,4 @@
-"""Weights from files into a model that may be sharded: each rank reads what it holds; free of hooks."""
+"""Loads weights from files into a model that may be sharded: each rank reads its shards; free of hooks."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ _FIX = "give weights of this model, or load them in the task and leave weights o
 
 
 def load_pretrained(model: nn.Module, path: Path, *, warns: bool = True) -> str:
-    """Fills parameters and buffers, one after the other; of a sharded one its shard alone is read.
+    """Loads parameters and buffers one by one; of a sharded parameter only this rank's shard is read.
 
-    What has no name in a state dict, a buffer that isn't persistent say, stays as it is.
+    Tensors that aren't in the state dict, such as buffers that aren't persistent, stay unchanged.
 
     Args:
-        path: as `eventloop.toolbox.saved_weights_at` takes it.
-        warns: whether names that the model lacks are warned of; they are left out.
+        path: as in `eventloop.toolbox.saved_weights_at`.
+        warns: whether to warn about names that the model lacks; these weights are ignored.
 
     Returns:
-        What was done to the names, in a few words, or "".
+        A short description of how names were changed, or "".
 
     Raises:
         SettingError: a weight is missing, or has another shape or kind.
         TaskError, CheckpointError, UsageError: the file can't be read.
     """
-    own = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
-    found, renamed = _by_own_names(saved_weights_at(path), own)
-    weights = with_tied(model, found)
-    _require_fitting(path, weights, own)
-    unexpected = [name for name in weights if name not in own]
+    tensors = {
+        name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)
+    }
+    saved, renamed = _by_own_names(saved_weights_at(path), tensors)
+    weights = with_tied(model, saved)
+    _require_fitting(path, weights, tensors)
+    unexpected = [name for name in weights if name not in tensors]
     if unexpected and warns:
         warnings.warn(
             f"weights: {path} has {len(unexpected)} that the model lacks, left out: "
@@ -44,62 +46,68 @@ def load_pretrained(model: nn.Module, path: Path, *, warns: bool = True) -> str:
             stacklevel=3,
         )
     with torch.no_grad():
-        for name, into in own.items():
+        for name, into in tensors.items():
             into.copy_(shards_like(weights[name], into))
     return renamed
 
 
 def _by_own_names(
-    weights: Mapping[str, SavedTensor], own: Collection[str]
+    weights: Mapping[str, SavedTensor], model_names: Collection[str]
 ) -> tuple[Mapping[str, SavedTensor], str]:
-    """Returns weights by the model's names, where one beginning is all that is different.
+    """Returns weights under the model's names, if the names differ only by a prefix.
 
-    A model without its head was saved, say, or one inside of another module.
+    For example, a model was saved without its head, or inside another module.
     """
-    if any(name in weights for name in own):
+    if any(name in weights for name in model_names):
         return weights, ""
     fits: list[tuple[int, dict[str, SavedTensor], str]] = []
-    for prefix in _beginnings(own):
-        longer = {prefix + name: one for name, one in weights.items()}
-        fits.append((len(longer.keys() & own), longer, f"{prefix!r} before each name"))
+    for prefix in _beginnings(model_names):
+        longer = {prefix + name: weight for name, weight in weights.items()}
+        fits.append((len(longer.keys() & model_names), longer, f"{prefix!r} before each name"))
     for prefix in _beginnings(weights):
-        shorter = {name.removeprefix(prefix): one for name, one in weights.items()}
-        fits.append((len(shorter.keys() & own), shorter, f"without {prefix!r} before names"))
-    num, best, renamed = max(fits, key=lambda one: one[0], default=(0, {}, ""))
+        shorter = {name.removeprefix(prefix): weight for name, weight in weights.items()}
+        fits.append(
+            (len(shorter.keys() & model_names), shorter, f"without {prefix!r} before names")
+        )
+    num, best, renamed = max(fits, key=lambda fit: fit[0], default=(0, {}, ""))
     return (best, renamed) if num else (weights, "")
 
 
 def _beginnings(names: Iterable[str]) -> list[str]:
-    """Returns what names begin with, up to the second dot."""
-    parts = [name.split(".") for name in names]
-    found = (".".join(one[:num]) + "." for num in (1, 2) for one in parts if len(one) > num)
-    return list(dict.fromkeys(found))
+    """Returns the prefixes of names, up to the second dot."""
+    prefixes = []
+    split_names = [name.split(".") for name in names]
+    for num in (1, 2):
+        for segments in split_names:
+            if len(segments) > num:
+                prefixes.append(".".join(segments[:num]) + ".")
+    return list(dict.fromkeys(prefixes))
 
 
 def _require_fitting(
-    path: Path, weights: Mapping[str, SavedTensor], own: Mapping[str, Tensor]
+    path: Path, weights: Mapping[str, SavedTensor], tensors: Mapping[str, Tensor]
 ) -> None:
-    missing = [name for name in own if name not in weights]
+    missing = [name for name in tensors if name not in weights]
     if missing:
         raise SettingError(
-            f"weights: {path} lacks {len(missing)} of the model's {len(own)}: {_named(missing)}; it "
+            f"weights: {path} lacks {len(missing)} of the model's {len(tensors)}: {_named(missing)}; it "
             f"has {_named(weights)}",
             fix=_FIX,
         )
     shapes = [
-        f"{name!r} is {tuple(weights[name].shape)} there and {tuple(one.shape)} in the model"
-        for name, one in own.items()
-        if tuple(weights[name].shape) != tuple(one.shape)
+        f"{name!r} is {tuple(weights[name].shape)} there and {tuple(tensor.shape)} in the model"
+        for name, tensor in tensors.items()
+        if tuple(weights[name].shape) != tuple(tensor.shape)
     ]
     kinds = [
-        f"{name!r} is {weights[name].dtype} there and {one.dtype} in the model"
-        for name, one in own.items()
-        if _kind(weights[name].dtype) != _kind(one.dtype)
+        f"{name!r} is {weights[name].dtype} there and {tensor.dtype} in the model"
+        for name, tensor in tensors.items()
+        if _kind(weights[name].dtype) != _kind(tensor.dtype)
     ]
-    for what, differing in (("shapes", shapes), ("kinds", kinds)):
+    for property_name, differing in (("shapes", shapes), ("kinds", kinds)):
         if differing:
             raise SettingError(
-                f"weights: {path} has other {what}: {first_of(differing, _MOST_NAMED, '; ')}",
+                f"weights: {path} has other {property_name}: {first_of(differing, _MOST_NAMED, '; ')}",
                 fix=_FIX,
             )
 

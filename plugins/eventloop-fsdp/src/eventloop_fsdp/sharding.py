@@ -1,7 +1,7 @@
-"""Which submodules are sharded each by itself, and how that is done; free of hooks.
+"""Selects the submodules to shard individually, and shards them; free of hooks.
 
-A part is gathered as a whole when its forward or backward begins, and given up afterwards. What is
-in no part belongs to the root and is gathered for as long as the whole model computes.
+A part is gathered when its forward or backward begins, and freed afterwards. Parameters that are in no part
+belong to the root and stay gathered while the whole model computes.
 
 Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
 arXiv:2304.11277, section 4; `torch.distributed.fsdp.fully_shard` is its successor, FSDP2.
@@ -29,42 +29,42 @@ from eventloop.toolbox import Layout, closest, repeated_layers
 
 
 def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
-    """Returns the submodules to shard each by itself, parents before children.
+    """Returns the submodules to shard individually, parents before children.
 
     Args:
-        class_names: the classes of these submodules; None for those that repeat: the outermost
-            members of a container that have a sibling of their class. A member that shares
-            parameters with the rest of the model is left to the root.
+        class_names: class names of these submodules; None for repeated layers: the outermost
+            members of a container with a sibling of the same class. A member that shares
+            parameters with the rest of the model is sharded with the root.
 
     Raises:
-        SettingError: no module is of a class, or its parameters belong to other modules, too.
+        SettingError: no module has a given class, or its parameters are shared with other modules.
     """
     if class_names is None:
-        return [one for one in repeated_layers(model) if _owns_its_parameters(one, model)]
-    modules = [one for one in model.modules() if one is not model]
-    found = [one for one in modules if type(one).__name__ in class_names]
-    unknown = set(class_names) - {type(one).__name__ for one in found}
+        return [layer for layer in repeated_layers(model) if _owns_its_parameters(layer, model)]
+    modules = [module for module in model.modules() if module is not model]
+    selected = [module for module in modules if type(module).__name__ in class_names]
+    unknown = set(class_names) - {type(module).__name__ for module in selected}
     for name in sorted(unknown):
         raise SettingError(
             f"layers: the model has no submodule of class {name!r}"
-            f"{closest(name, {type(one).__name__ for one in modules})}",
+            f"{closest(name, {type(module).__name__ for module in modules})}",
             fix="name a class of the model's parts, or leave layers out",
         )
-    for one in found:
-        if not _owns_its_parameters(one, model):
+    for module in selected:
+        if not _owns_its_parameters(module, model):
             raise SettingError(
-                f"layers: a {type(one).__name__} shares parameters with the rest of the model, so "
+                f"layers: a {type(module).__name__} shares parameters with the rest of the model, so "
                 "that it can't be sharded by itself",
                 fix="leave this class out; the root holds what isn't in a part",
             )
-    return found
+    return selected
 
 
 def with_copies(layout: Layout, replicate: int) -> Layout:
-    """Returns a layout whose samples go to copies of the model, each on ranks that follow each other.
+    """Returns a layout with copies of the model, each on consecutive ranks, that split the samples.
 
     Raises:
-        SettingError: they can't be of one size.
+        SettingError: the copies can't have the same size.
     """
     num = layout.data_world_size
     if replicate < 1 or num % replicate:
@@ -72,8 +72,8 @@ def with_copies(layout: Layout, replicate: int) -> Layout:
             f"replicate={replicate}: {num} ranks can't hold as many copies of one size",
             fix=f"give a number that divides {num}, or leave replicate out",
         )
-    others = {name: size for name, size in layout.sizes.items() if name not in layout.data}
-    sizes = {"replicate": replicate, "shard": num // replicate, **others}
+    other_sizes = {name: size for name, size in layout.sizes.items() if name not in layout.data}
+    sizes = {"replicate": replicate, "shard": num // replicate, **other_sizes}
     return replace(layout, sizes=sizes, data=("replicate", "shard"))
 
 
@@ -87,41 +87,43 @@ def shard(
     offload: bool = False,
     keeps_root: bool = True,
 ) -> list[FSDPModule]:
-    """Shards parts and model over the ranks of a mesh, in place: their parameters are DTensors.
+    """Shards parts and model over the ranks of a mesh, in place: parameters become DTensors.
 
     Args:
-        parts: parents before children, as `parts_of` gives them.
-        reshard_after_forward: whether a part is given up between its forward and its backward.
-            The root's own parameters are kept where that is torch's way: backward begins there.
+        parts: parents before children, from `parts_of`.
+        reshard_after_forward: whether to free a part between its forward and backward. The root's own
+            parameters are kept if torch does so by default, because backward begins with them.
         offload: whether shards and their gradients stay on the host.
-        keeps_root: False where no backward follows, so that the root's are given up, too.
+        keeps_root: False if no backward follows, so that the root's parameters are freed, too.
 
     Returns:
-        Parts and model as what they have become; they keep their names, and are the same objects.
+        The sharded modules: the same objects, with a changed class.
     """
-    # Others, channels_last among them, fully_shard refuses (torch 2.13).
+    # fully_shard refuses other memory formats, such as channels_last (torch 2.13).
     for param in model.parameters():
         param.data = param.data.contiguous()
-    given: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if offload:
-        given["offload_policy"] = CPUOffloadPolicy(pin_memory=accelerator.is_available())
-    # The first module to be sharded owns its parameters alone.
-    for one in reversed(parts):
-        fully_shard(one, reshard_after_forward=reshard_after_forward, **given)
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=accelerator.is_available())
+    # Children first: a module that is sharded takes all parameters that aren't sharded yet.
+    for part in reversed(parts):
+        fully_shard(part, reshard_after_forward=reshard_after_forward, **options)
     of_root = (None if keeps_root else True) if reshard_after_forward else False
-    fully_shard(model, reshard_after_forward=of_root, **given)
-    # A model of peft generates by the forward pass of what it wraps, not by its own.
+    fully_shard(model, reshard_after_forward=of_root, **options)
+    # A model of peft generates with the forward of the wrapped model, not with its own.
     if hasattr(model, "peft_config") and hasattr(model, "generate"):
         register_fsdp_forward_method(model, "generate")
-    return [one for one in model.modules() if isinstance(one, FSDPModule)]
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _owns_its_parameters(part: nn.Module, model: nn.Module) -> bool:
-    inside = _holders(part)
+def _owns_its_parameters(submodule: nn.Module, model: nn.Module) -> bool:
+    counts_inside = _holders(submodule)
     everywhere = _holders(model)
-    return all(everywhere[param] == num for param, num in inside.items())
+    return all(everywhere[param] == num for param, num in counts_inside.items())
 
 
 def _holders(module: nn.Module) -> Counter[int]:
     """Counts in how many modules each parameter is, by its id."""
-    return Counter(id(param) for one in module.modules() for param in one.parameters(recurse=False))
+    return Counter(
+        id(param) for submodule in module.modules() for param in submodule.parameters(recurse=False)
+    )

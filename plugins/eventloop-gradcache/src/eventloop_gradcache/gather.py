@@ -11,12 +11,12 @@ from torch import Tensor
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.size = len(mine)
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.size = len(rows)
         ctx.group = group
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, mine.contiguous(), group)
-        return torch.cat(parts)
+        rows_of_ranks = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows_of_ranks, rows.contiguous(), group)
+        return torch.cat(rows_of_ranks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -26,15 +26,15 @@ class _AllGather(torch.autograd.Function):
         return total[begin : begin + ctx.size], None
 
 
-def all_gather(mine: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def all_gather(rows: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Returns the rows of all ranks, in the order of ranks; with gradients, unlike torch's.
 
-    For a loss that each rank computes over the samples of all. As ranks average their gradients, these
-    are then those of that loss. In one process it returns the tensor itself. Collective: every rank
-    must call it.
+    For a loss that each rank computes over the samples of all ranks. As ranks average their gradients,
+    the result is the gradient of that loss. In one process it returns the tensor itself. Collective:
+    every rank must call it.
 
     Args:
-        mine: shape (N, ...), the same on all ranks.
+        rows: shape (N, ...), the same on all ranks.
         group: the ranks; `state.data_group`, where some share their samples. None for all.
 
     Returns:
@@ -44,13 +44,13 @@ def all_gather(mine: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
         ValueError: the ranks have different shapes.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
-        return mine
+        return rows
     shapes: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(shapes, tuple(mine.shape), group)
+    dist.all_gather_object(shapes, tuple(rows.shape), group)
     if len(set(shapes)) > 1:
         raise ValueError(
             f"all_gather: the ranks have tensors of shapes {', '.join(map(str, shapes))}; let the data "
             "loader drop a last batch that is smaller, drop_last=True"
         )
-    gathered: Tensor = _AllGather.apply(mine, group)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _AllGather.apply(rows, group)  # type: ignore[no-untyped-call]
     return gathered

@@ -1,4 +1,4 @@
-"""The plugin: outputs of all microbatches, the loss over them, and its gradients one by one."""
+"""The plugin: outputs of all microbatches, the loss over them, and the gradient of each output."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class GradCache:
     """Computes a loss over all pairs of a batch in microbatches: the gradient is exact.
 
     Each batch makes two passes. The first computes the outputs of all microbatches without gradients,
-    joins them, and has the task's loss of the whole batch computed: it gives the gradient of each
-    output. The second computes each microbatch again, with the same random draws, and sends its
-    outputs' gradients back. So the memory for a microbatch is enough, and a batch can have as many
-    negatives as its outputs have room for.
+    joins them, and computes the task's loss of the whole batch, which gives the gradient of each
+    output. The second computes each microbatch again, with the same random numbers, and passes these
+    gradients backward. So the memory of one microbatch is enough, and the number of negatives is
+    limited only by the memory for the outputs.
 
     Args:
         microbatch_size: samples that the model computes at once.
@@ -71,30 +71,30 @@ class GradCache:
                 f"gradcache needs the targets of a batch in one piece, not {describe(state.batch)}",
                 fix="leave `collated` out: gradcache splits the batch",
             )
-        parts = split(state.batch, self.microbatch_size)
-        _require_same_number(state, len(parts))
+        microbatches = split(state.batch, self.microbatch_size)
+        _require_same_number(state, len(microbatches))
         if not self._has_checked:  # once: it waits for the device
-            self._check(state, parts)
-        outputs = self._outputs_of(state, parts)
-        found = [_tensors(one) for one in outputs]
-        sizes = [num_samples(part) for part in parts]
+            self._check(state, microbatches)
+        outputs = self._outputs_of(state, microbatches)
+        tensors = [_tensors(microbatch_outputs) for microbatch_outputs in outputs]
+        sizes = [num_samples(microbatch) for microbatch in microbatches]
         self._num_samples = sum(sizes)
-        joined = [_joined(one, sizes) for one in zip(*found, strict=True)]
+        joined = [_joined(same_output, sizes) for same_output in zip(*tensors, strict=True)]
         state.outputs = _rebuilt(outputs[0], joined)
         loss = state.call("loss")
         state.outputs = None
-        wanted = [one for one in joined if one.requires_grad]
-        # Small gradients would be 0 in fp16.
+        inputs = [tensor for tensor in joined if tensor.requires_grad]
+        # Small gradients would be 0 in fp16: the loss is scaled, and the gradients scaled back below.
         scale = 1024.0 if state.precision.name == "fp16" else 1.0
-        grads = iter(torch.autograd.grad(loss * scale, wanted, allow_unused=True))
-        each = [next(grads) if one.requires_grad else None for one in joined]
+        grads = iter(torch.autograd.grad(loss * scale, inputs, allow_unused=True))
+        joined_grads = [next(grads) if tensor.requires_grad else None for tensor in joined]
         shares = (
-            _shares(None if grad is None else grad / scale, several, sizes)
-            for grad, several in zip(each, zip(*found, strict=True), strict=True)
+            _shares(None if grad is None else grad / scale, same_output, sizes)
+            for grad, same_output in zip(joined_grads, zip(*tensors, strict=True), strict=True)
         )
-        self._grads = [[*one] for one in zip(*shares, strict=True)]
+        self._grads = [[*microbatch_grads] for microbatch_grads in zip(*shares, strict=True)]
         self._loss = loss.detach()
-        return parts
+        return microbatches
 
     @hookimpl(conditional=True, tryfirst=True)
     def weigh_microbatch(self, state: State) -> int | None:
@@ -103,24 +103,27 @@ class GradCache:
 
     @hookimpl(wrapper=True)
     def forward(self, state: State) -> Generator[None, Any, Any]:
-        """Has the second pass draw what the first drew."""
+        """Restores the generators, so that the second pass draws the numbers of the first."""
         if state.microbatch is not None and self._loss is not None:
             self._draws[state.microbatch_idx].put_back()
         return (yield)
 
     @hookimpl(conditional=True, tryfirst=True)
     def loss(self, state: State) -> Tensor | None:
-        """Returns the loss of the batch, whose gradient is that of the microbatch's outputs."""
+        """Returns the loss of the batch, with the gradients of this microbatch's outputs."""
         if state.microbatch is None or self._loss is None:
             return None
         grads = self._grads[state.microbatch_idx]
         outputs = _tensors(state.outputs)
         terms = [
-            (one * grad).sum() for one, grad in zip(outputs, grads, strict=True) if grad is not None
+            (output * grad).sum()
+            for output, grad in zip(outputs, grads, strict=True)
+            if grad is not None
         ]
         # The loop weighs by the microbatch's share of the samples; these gradients are whole.
         share = self._num_samples / num_samples(state.microbatch)
-        total = torch.stack([one.float() for one in terms]).sum() * share
+        total = torch.stack([term.float() for term in terms]).sum() * share
+        # The value is the batch's loss; only the gradients come from `total`, whose value cancels out.
         return self._loss.float() + total - total.detach()
 
     @hookimpl
@@ -130,30 +133,30 @@ class GradCache:
         self._draws = []
         self._loss = None
 
-    def _check(self, state: State, parts: Sequence[Any]) -> None:
-        """Computes two microbatches, and one that is smaller, to see whether outputs can be joined."""
-        if len(parts) == 1:
+    def _check(self, state: State, microbatches: Sequence[Any]) -> None:
+        """Checks that outputs can be joined, with two microbatches and a smaller one."""
+        if len(microbatches) == 1:
             return
-        size = num_samples(parts[0])
-        tried = [*parts[:2], *([split(parts[0], size - 1)[0]] if size > 1 else [])]
+        size = num_samples(microbatches[0])
+        tried = [*microbatches[:2], *([split(microbatches[0], size - 1)[0]] if size > 1 else [])]
         batch = state.batch
         with evaluation_mode(state):  # without draws; it leaves the State without a batch
             outputs = self._outputs_of(state, tried)
         state.batch = batch
-        found = [_tensors(one) for one in outputs]
-        _require_joinable(outputs[0], found, [num_samples(one) for one in tried])
+        tensors = [_tensors(microbatch_outputs) for microbatch_outputs in outputs]
+        _require_joinable(outputs[0], tensors, [num_samples(microbatch) for microbatch in tried])
         self._has_checked = True
 
-    def _outputs_of(self, state: State, parts: Sequence[Any]) -> list[Any]:
+    def _outputs_of(self, state: State, microbatches: Sequence[Any]) -> list[Any]:
         """Computes each microbatch without gradients; leaves buffers as they were."""
         batch = state.batch
         outputs = []
-        buffers = [(one, one.clone()) for one in state.model.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
         self._draws = []
         self._loss = None
         with torch.no_grad():
-            for part in parts:
-                state.batch = part
+            for microbatch in microbatches:
+                state.batch = microbatch
                 self._draws.append(_Draws(state.device))
                 outputs.append(state.call("forward"))
             for buffer, value in buffers:
@@ -163,8 +166,10 @@ class GradCache:
 
 
 def _require_same_number(state: State, number: int) -> None:
-    """Refuses a sharded model whose ranks have other numbers of microbatches: they would wait for good."""
-    if state.even_batches or not any(sharded(one) is not None for one in state.model.parameters()):
+    """Refuses a sharded model whose ranks have different numbers of microbatches: they would deadlock."""
+    if state.even_batches or not any(
+        sharded(param) is not None for param in state.model.parameters()
+    ):
         return
     numbers = state.all_gather(number)
     if len({*numbers}) > 1:
@@ -195,43 +200,45 @@ def _tensors(outputs: Any) -> list[Tensor]:
     Raises:
         PluginError: they hold something else that is on a device.
     """
-    found: list[Any] = []
-    map_tensors(found.append, outputs)
-    for one in found:
-        if not isinstance(one, Tensor):
+    leaves: list[Any] = []
+    map_tensors(leaves.append, outputs)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
             raise PluginError(
-                f"gradcache can't join outputs that hold a {type(one).__name__}",
+                f"gradcache can't join outputs that hold a {type(leaf).__name__}",
                 fix="let forward return tensors, or tuples, lists or mappings of them",
             )
-    return found
+    return leaves
 
 
 def _require_joinable(
-    outputs: Any, found: Sequence[Sequence[Tensor]], sizes: Sequence[int]
+    outputs: Any, tensors: Sequence[Sequence[Tensor]], sizes: Sequence[int]
 ) -> None:
-    """Checks that the outputs of microbatches can be joined to those of the batch.
+    """Checks that the outputs of microbatches can be joined into the outputs of the batch.
 
     Args:
         outputs: of the first microbatch.
-        found: the tensors of each microbatch's outputs.
+        tensors: the tensors of each microbatch's outputs.
         sizes: samples of the microbatches.
 
     Raises:
         PluginError: they hold a loss, or a tensor that is neither a row for each sample nor the same
             for all microbatches.
     """
-    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if own is not None:
+    own_loss = (
+        outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    )
+    if own_loss is not None:
         raise PluginError(
             "gradcache can't join the outputs: the model computes a loss of its own, of each microbatch",
             fix="let the model return embeddings, and give Task(loss=...), which sees those of all samples",
         )
-    for idx, several in enumerate(zip(*found, strict=True)):
-        shapes = [tuple(one.shape) for one in several]
-        if _have_samples(several, sizes):
+    for idx, same_output in enumerate(zip(*tensors, strict=True)):
+        shapes = [tuple(tensor.shape) for tensor in same_output]
+        if _have_samples(same_output, sizes):
             is_right = len({shape[1:] for shape in shapes}) == 1
         else:
-            is_right = all(torch.equal(one, several[0]) for one in several)
+            is_right = all(torch.equal(tensor, same_output[0]) for tensor in same_output)
         if not is_right:
             listed = ", ".join(map(str, dict.fromkeys(shapes)))
             raise PluginError(
@@ -242,39 +249,42 @@ def _require_joinable(
             )
 
 
-def _joined(several: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Joins an output of all microbatches along its samples; one without samples is that of the first."""
-    first = several[0]
-    if _have_samples(several, sizes):
-        first = torch.cat([*several])
-    if not first.is_floating_point():
-        return first.detach()
-    return first.detach().float().requires_grad_()
+def _joined(same_output: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Joins one output of all microbatches along its samples; without a sample dimension, takes the first."""
+    output = same_output[0]
+    if _have_samples(same_output, sizes):
+        output = torch.cat([*same_output])
+    if not output.is_floating_point():
+        return output.detach()
+    return output.detach().float().requires_grad_()
 
 
 def _shares(
-    grad: Tensor | None, several: Sequence[Tensor], sizes: Sequence[int]
+    grad: Tensor | None, same_output: Sequence[Tensor], sizes: Sequence[int]
 ) -> list[Tensor | None]:
-    """Returns each microbatch's share of a gradient; of an output without samples one of equal ones."""
+    """Returns each microbatch's share of a gradient; equal shares for an output without samples."""
     if grad is None:
         return [None] * len(sizes)
-    if _have_samples(several, sizes):
+    if _have_samples(same_output, sizes):
         return [*torch.split(grad, [*sizes])]
     return [grad / len(sizes)] * len(sizes)
 
 
-def _have_samples(several: Sequence[Tensor], sizes: Sequence[int]) -> bool:
+def _have_samples(same_output: Sequence[Tensor], sizes: Sequence[int]) -> bool:
     """Whether an output has a row for each sample, in all microbatches."""
-    return all(one.ndim > 0 and len(one) == size for one, size in zip(several, sizes, strict=True))
+    return all(
+        tensor.ndim > 0 and len(tensor) == size
+        for tensor, size in zip(same_output, sizes, strict=True)
+    )
 
 
 def _rebuilt(outputs: Any, tensors: Sequence[Tensor]) -> Any:
     """Returns outputs of the same form with other tensors."""
-    left = iter(tensors)
-    made = map_tensors(lambda _: next(left), outputs)
+    remaining = iter(tensors)
+    new_outputs = map_tensors(lambda _: next(remaining), outputs)
     if isinstance(outputs, Mapping) and type(outputs) is not dict:  # of transformers
         form: Any = copy.copy(outputs)
-        for name, one in made.items():
-            form[name] = one
+        for name, value in new_outputs.items():
+            form[name] = value
         return form
-    return made
+    return new_outputs

@@ -1,7 +1,7 @@
 """Numbers and texts as lines of JSON, and a file that holds whole lines only.
 
 JSON has no NaN and no infinities: they are the texts "NaN", "Infinity" and "-Infinity", which
-Python's `float` and JavaScript's `Number` read back; an integer beyond every float counts as
+Python's `float` and JavaScript's `Number` read back; an integer beyond the range of floats counts as
 infinite. Everything is ASCII.
 """
 
@@ -24,33 +24,41 @@ _START = '{"name": '
 _MOST_CHARS = 200
 _CHUNK_BYTES = 2**20
 _NUM_DIGESTED = 16
-_OWN = ("value", "text", "table", "seconds", "run")  # what two runs that log alike needn't share
+_OWN = (
+    "value",
+    "text",
+    "table",
+    "seconds",
+    "run",
+)  # keys that differ between two runs that log the same
 
 
-def lines(numbers: Mapping[str, float], at: Moment, run: str | None = None) -> str:
+def lines(numbers: Mapping[str, float], moment: Moment, run: str | None = None) -> str:
     """Returns a line of JSON for each number, with its name, value and moment.
 
     Args:
-        run: what tells this run's lines from those of others, where they may share a file.
+        run: identifies this run's lines in a file that several runs share.
     """
     values = {name: f'"value": {_value(value)}' for name, value in numbers.items()}
-    return _lines(values, at, run)
+    return _lines(values, moment, run)
 
 
 def text_lines(
-    texts: Mapping[str, str | Mapping[str, Iterable[Any]]], at: Moment, run: str | None = None
+    texts: Mapping[str, str | Mapping[str, Iterable[Any]]], moment: Moment, run: str | None = None
 ) -> str:
-    """Returns a line of JSON for each text or table, with its name, itself and its moment."""
-    return _lines({name: _text(text) for name, text in texts.items()}, at, run)
+    """Returns a line of JSON for each text or table, with its name, content and moment."""
+    return _lines({name: _text(text) for name, text in texts.items()}, moment, run)
 
 
-def _lines(values: Mapping[str, str], at: Moment, run: str | None) -> str:
-    moment = _encode(at._asdict() | ({} if run is None else {"run": run}))[1:]
-    return "".join(f"{_START}{_name(name)}, {value}, {moment}\n" for name, value in values.items())
+def _lines(values: Mapping[str, str], moment: Moment, run: str | None) -> str:
+    moment_json = _encode(moment._asdict() | ({} if run is None else {"run": run}))[1:]
+    return "".join(
+        f"{_START}{_name(name)}, {value}, {moment_json}\n" for name, value in values.items()
+    )
 
 
 def _name(name: str) -> str:
-    # Long ones would fill the memory.
+    # Names are cached, but long names would fill the memory.
     return _known(name) if len(name) <= _MOST_CHARS else _encoded(name)
 
 
@@ -75,7 +83,9 @@ def _value(value: float) -> str:
 def _text(text: str | Mapping[str, Iterable[Any]]) -> str:
     if isinstance(text, str):
         return f'"text": {_encoded(text)}'
-    columns = (f"{_encoded(name)}: [{', '.join(map(_cell, one))}]" for name, one in text.items())
+    columns = (
+        f"{_encoded(name)}: [{', '.join(map(_cell, column))}]" for name, column in text.items()
+    )
     return f'"table": {{{", ".join(columns)}}}'
 
 
@@ -86,22 +96,22 @@ def _cell(cell: str | float | None) -> str:
 
 
 def is_of_run(line: bytes, run: str) -> bool:
-    """Returns whether `lines` made a line for this run."""
+    """Whether a line belongs to this run."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("run") == run
+    return isinstance(row, dict) and row.get("run") == run
 
 
 class Position(NamedTuple):
-    """A place in a file, to be found again; the same in two runs that log alike.
+    """A position in a file that can be found again; equal in two runs that log the same.
 
-    Values aren't part of it, nor bytes: two runs share no times.
+    It excludes values and byte offsets, because times differ between runs.
 
     Args:
-        num_lines: before it.
-        digest: of what the last of them are about, so that another file isn't taken for this one.
+        num_lines: number of lines before the position.
+        digest: digest of the last of these lines, to detect a different file.
     """
 
     num_lines: int
@@ -109,29 +119,28 @@ class Position(NamedTuple):
 
 
 class LineFile:
-    """A file that lines are appended to, each call in one piece.
+    """A file to which lines are appended, each call as a single write.
 
-    The first use makes the folder, opens the file, and cuts off half a line that a killed process
-    left. Nothing is held back: what `append` was given is in the operating system's hands when it
-    returns: a process that follows the file sees it, and a forked worker has nothing to write
-    twice.
+    The first use creates the folder, opens the file, and removes an incomplete line that a killed process
+    left. Nothing is buffered: when `append` returns, the operating system has the data. A process that
+    follows the file sees it, and a forked worker has nothing to write twice.
 
     Args:
-        path: of the file.
-        folder: of the run, where the file lies in it and may be a stranger's.
+        path: path of the file.
+        folder: folder of the run, if the file is in it; refuses links.
     """
 
     def __init__(self, path: Path, folder: RunFolder | None = None) -> None:
         self.path = path
         self._folder = folder
         self._descriptor: int | None = None
-        self._counted = (0, 0)  # so many bytes have so many lines
+        self._counted = (0, 0)  # numbers of bytes and of lines in them
 
     def check(self) -> None:
-        """Refuses what is in the run's folder in the place of the file, before there is a line.
+        """Refuses anything but a regular file in the file's place, before a line is written.
 
         Raises:
-            RunFolderError: it is a link, say.
+            RunFolderError: for example, it is a link.
         """
         if self._folder is not None:
             self._folder.check(self.path.name, in_place=True)
@@ -140,8 +149,8 @@ class LineFile:
         """Writes whole lines of ASCII text at the end of the file.
 
         Raises:
-            OSError: the file can't be opened or written, or was deleted since it was opened; what
-                was written of `text` is taken back.
+            OSError: the file can't be opened or written, or was deleted after it was opened; an
+                incomplete write is reverted.
         """
         append_whole(self._open(), text.encode("ascii"))
 
@@ -151,11 +160,11 @@ class LineFile:
         Raises:
             OSError: the file can't be read.
         """
-        if not self.path.is_file():  # not there yet, or a pipe
+        if not self.path.is_file():  # doesn't exist yet, or is a pipe
             return Position(0, _digest([]))
         descriptor = self._open()
         num_bytes, num_lines = self._counted
-        if os.fstat(descriptor).st_size < num_bytes:  # cut by someone else
+        if os.fstat(descriptor).st_size < num_bytes:  # truncated by another program
             num_bytes = num_lines = 0
         for chunk in _chunks(descriptor, num_bytes):
             num_bytes += len(chunk)
@@ -163,11 +172,11 @@ class LineFile:
         self._counted = num_bytes, num_lines
         return Position(num_lines, _digest_before(descriptor, num_bytes))
 
-    def cut_after(self, place: Position, is_surplus: Callable[[bytes], bool]) -> bool:
-        """Takes the lines after a place back, unless one of them isn't surplus.
+    def cut_after(self, position: Position, is_surplus: Callable[[bytes], bool]) -> bool:
+        """Removes the lines after a position, unless any of them isn't surplus.
 
         Returns:
-            Whether the file ends there now. Another file, or one that was changed, stays as it is.
+            Whether the file now ends there. A different or changed file is left unchanged.
 
         Raises:
             OSError: the file can't be read or written.
@@ -175,11 +184,11 @@ class LineFile:
         if not self.path.is_file():
             return False
         descriptor = self._open()
-        start = _start_of(descriptor, place.num_lines)
-        if start is None or _digest_before(descriptor, start) != place.digest:
+        start = _start_of(descriptor, position.num_lines)
+        if start is None or _digest_before(descriptor, start) != position.digest:
             return False
-        after = b"".join(_chunks(descriptor, start))
-        if not all(map(is_surplus, after.splitlines())):
+        tail = b"".join(_chunks(descriptor, start))
+        if not all(map(is_surplus, tail.splitlines())):
             return False
         os.ftruncate(descriptor, start)
         self._counted = (0, 0)
@@ -215,7 +224,7 @@ class LineFile:
 
 
 def _chunks(descriptor: int, start: int) -> Iterator[bytes]:
-    """Yields what a file holds from a byte on."""
+    """Yields the content of a file from a byte offset on."""
     while chunk := os.pread(descriptor, _CHUNK_BYTES, start):
         yield chunk
         start += len(chunk)
@@ -227,10 +236,10 @@ def _start_of(descriptor: int, num_lines: int) -> int | None:
     for chunk in _chunks(descriptor, 0):
         num_here = chunk.count(b"\n")
         if num_lines <= num_here:
-            at = 0
+            newline_end = 0
             for _ in range(num_lines):
-                at = chunk.index(b"\n", at) + 1
-            return start + at
+                newline_end = chunk.index(b"\n", newline_end) + 1
+            return start + newline_end
         num_lines -= num_here
         start += len(chunk)
     return None if num_lines else start
@@ -250,18 +259,18 @@ def _digest(lines: Iterable[bytes]) -> str:
 
 
 def _about(line: bytes) -> bytes:
-    """Returns the name and the counts of a line: what a run that logs alike has, too."""
+    """Returns the name and the counts of a line, which are equal in two runs that log the same."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # not ours
+    except (ValueError, RecursionError):  # another program's line
         return line
     if not isinstance(row, dict):
         return line
-    return json.dumps({key: one for key, one in row.items() if key not in _OWN}).encode()
+    return json.dumps({key: value for key, value in row.items() if key not in _OWN}).encode()
 
 
 def _end_line(descriptor: int) -> None:
-    """Makes a file end with a line: half a one of ours is cut off, anything else is ended."""
+    """Makes a file end with a newline: removes an incomplete line of ours, ends any other line."""
     num_bytes = os.fstat(descriptor).st_size
     if not num_bytes:
         return

@@ -1,4 +1,4 @@
-"""The plugin: where the lines go, when, and which of them a resumed run takes back."""
+"""The plugin: the file of a run, when lines are appended, and which lines a resumed run removes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NAME = "metrics.jsonl"
 
 
 class Jsonl:
-    """Writes every logged number, text and table as one line of JSON.
+    """Writes every logged number, text and table as a line of JSON.
 
     Args:
-        path: the file, which is appended to; not set: metrics.jsonl in the folder of the run.
+        path: file to append to; not set: metrics.jsonl in the folder of the run.
     """
 
     def __init__(self, *, path: Path | None = None) -> None:
-        self.path = None if path is None else Path(path)  # a script may well give a text
+        self.path = None if path is None else Path(path)  # in Python it may be a string
         self._file: LineFile | None = None
         self._run: str | None = None
         self._resumed_at: Position | None = None
@@ -35,22 +35,22 @@ class Jsonl:
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
-        """Settles which file it is, for a task may change the working directory."""
+        """Resolves the path early, because a task may change the working directory."""
         self._file = self._file_in(state.run_dir)
-        # A process that was killed before its first checkpoint left lines, and they come again.
+        # A process killed before its first checkpoint left lines that will be logged again.
         is_new = self._resumed_at is None and not state.clock.batch
         self._starts_over = is_new and self.path is None and self._file.path.is_file()
-        # Runs have their folders to themselves, but may share any other file.
+        # A run owns its folder, but several runs may share any other file.
         self._run = None if self.path is None else str(state.run_dir)
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Removes what the run wrote after the checkpoint that it resumes from.
+        """Removes the lines after the checkpoint from which the run resumes.
 
-        A run that starts over in its folder sets the whole file aside.
+        If the run starts over in its folder, renames the whole file.
         """
         yield
-        # The run's lock is taken by now: no other process is about to write.
+        # The run's lock is held by now, so no other process writes to the file.
         if self._file is not None:
             self._file.check()
         if self._file is not None and self._starts_over:
@@ -58,9 +58,9 @@ class Jsonl:
             self._tried(self._file.set_aside)
             self._tried(functools.partial(self._file.append, self._since))
         if self._file is not None and self._resumed_at is not None:
-            place = self._resumed_at
+            position = self._resumed_at
             self._resumed_at = None
-            if self._tried(functools.partial(self._file.cut_after, place, self._is_surplus)):
+            if self._tried(functools.partial(self._file.cut_after, position, self._is_surplus)):
                 self._tried(functools.partial(self._file.append, self._since))
 
     @hookimpl(rank_zero=True)
@@ -77,12 +77,12 @@ class Jsonl:
 
     @hookimpl
     def close(self) -> None:
-        """Closes the file, if one was opened."""
+        """Closes the file, if it was opened."""
         if self._file is not None:
             self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the file ends: what is logged later, a resumed run logs again."""
+        """Returns the end of the file: a resumed run logs everything after it again."""
         if self._resumed_at is not None:
             return self._resumed_at._asdict()
         return {} if self._file is None else self._tried(self._file.end)._asdict()
@@ -96,7 +96,7 @@ class Jsonl:
         if self._file is None:  # the trainer failed before it was complete
             self._file = self._file_in(state.run_dir)
         if self._resumed_at is not None or self._starts_over:
-            self._since += text  # of an evaluation before the run goes on
+            self._since += text  # logged by an evaluation before the run resumes
         self._tried(functools.partial(self._file.append, text))
 
     def _is_surplus(self, line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Lightning's object for a device: its own where it has one, and one for any other that torch names."""
+"""Lightning's accelerator object for a device: Lightning's own, or a generic one for other devices of torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 
 class TorchAccelerator(Accelerator):
-    """The accelerator of `torch.accelerator`, of a kind that Lightning doesn't know."""
+    """The device of `torch.accelerator`, if Lightning doesn't know its type."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Makes the device of this process the current one."""
+        """Makes the device of this process the current device."""
         torch.accelerator.set_device_index(device.index or 0)
 
     def teardown(self) -> None:
-        """Leaves it as it is; its memory is for the next fit."""
+        """Does nothing: the memory is reused by the next fit."""
 
     def get_device_stats(self, device: Any) -> dict[str, Any]:
-        """Returns what torch knows of its memory."""
+        """Returns torch's memory statistics of the device."""
         return dict(torch.accelerator.memory_stats(device))
 
     @staticmethod
@@ -31,36 +31,36 @@ class TorchAccelerator(Accelerator):
     @staticmethod
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
         """Returns the devices of indices."""
-        found = torch.accelerator.current_accelerator()
-        assert found is not None
-        return [torch.device(found.type, idx) for idx in devices]
+        current_device = torch.accelerator.current_accelerator()
+        assert current_device is not None
+        return [torch.device(current_device.type, idx) for idx in devices]
 
     @staticmethod
     def auto_device_count() -> int:
-        """Returns how many there are."""
+        """Returns the number of devices."""
         return torch.accelerator.device_count()
 
     @staticmethod
     def is_available() -> bool:
-        """Whether there is one."""
+        """Whether a device is available."""
         return torch.accelerator.is_available()
 
     @staticmethod
     def name() -> str:
-        """Returns what Lightning calls it."""
+        """Returns the name under which Lightning knows it."""
         return "accelerator"
 
 
 def accelerator_for(device: torch.device) -> Accelerator:
     """Returns the object for a device."""
     if device.type in AcceleratorRegistry:
-        found: Accelerator = AcceleratorRegistry.get(device.type)
-        return found
+        accelerator: Accelerator = AcceleratorRegistry.get(device.type)
+        return accelerator
     return TorchAccelerator()
 
 
 def take_device(strategy: Any, device: torch.device) -> None:
-    """Has a strategy work on a device; autocast, too, for which Lightning takes any as CUDA's."""
+    """Sets the device of a strategy, and of autocast, which Lightning sets to CUDA for any accelerator."""
     strategy._root_device = device
     strategy.accelerator = accelerator_for(device)
     if isinstance(strategy.precision_plugin, MixedPrecision):

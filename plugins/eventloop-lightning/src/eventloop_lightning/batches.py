@@ -1,4 +1,4 @@
-"""What is asked of a batch on its way to the module."""
+"""Queries about a batch on its way to the module."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_ba
 
 
 def has_transfer(trainer: Any) -> bool:
-    """Returns whether the precision converts batches, or module or data module move them in their own way."""
+    """Whether the precision plugin converts batches, or the module or data module overrides their transfer."""
     if type(trainer.precision_plugin).convert_input is not Precision.convert_input:
         return True
     selector = trainer._data_connector._datahook_selector
-    things = [(selector.model, LightningModule), (selector.datamodule, LightningDataModule)]
+    owners = [(selector.model, LightningModule), (selector.datamodule, LightningDataModule)]
     return any(
-        one is not None and is_overridden(one, name, parent)
+        owner is not None and is_overridden(owner, name, parent)
         for name in TRANSFER
-        for one, parent in things
+        for owner, parent in owners
     )
 
 
@@ -31,6 +31,9 @@ def num_samples(batch: Any) -> int:
     """Returns how many samples a batch has: the length of the first tensor that is found."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
-    if not isinstance(batch, list | tuple):  # which most are: to know a mapping takes longer
+    if not isinstance(batch, list | tuple):  # most batches are; checking for a mapping is slower
         batch = list(batch.values()) if isinstance(batch, Mapping) else ()
-    return next((found for one in batch if (found := num_samples(one))), 0)
+    for value in batch:
+        if num := num_samples(value):
+            return num
+    return 0

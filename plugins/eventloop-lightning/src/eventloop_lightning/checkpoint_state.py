@@ -27,23 +27,24 @@ ELSEWHERE = (
     "hparams_name",
     "hparams_type",
 )
-# What the logger connector knows in mid-epoch (lightning 2.6.6).
+# State of the logger connector in the middle of an epoch (lightning 2.6.6).
 _NUMBERS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _PLACE = ("_first_loop_iter", "_current_fx")
 
 
 class Keeping:
-    """Takes Lightning's trainer apart for a checkpoint, and puts it together again.
+    """Saves the state of Lightning's trainer for a checkpoint, and restores it.
 
     Args:
-        trainer: Lightning's.
+        trainer: Lightning's trainer.
         leave_out: keys of a checkpoint that only Lightning's files have, such as objects that
             `on_save_checkpoint` adds.
 
     Attributes:
-        is_loading: whether weights and optimizers wait for what the callbacks say.
-        in_file: what a file of Lightning's has, whose hooks aren't called for it again; else None.
-        files: what Lightning's loggers and callbacks have written.
+        is_loading: whether weights and optimizers wait until the callbacks' states are loaded.
+        in_file: content of a file of Lightning's that is being completed, whose hooks aren't called
+            again; else None.
+        files: files written by Lightning's loggers and callbacks.
     """
 
     def __init__(self, trainer: Any, leave_out: Collection[str] = ()) -> None:
@@ -63,26 +64,29 @@ class Keeping:
         return bool(self._loaded)
 
     def take(self) -> dict[str, Any]:
-        """Returns Lightning's checkpoint without weights and optimizers, plus what it lacks.
+        """Returns Lightning's checkpoint without weights and optimizers, plus the state that it lacks.
 
-        It lacks what is under way: sums of `self.log`, accumulated gradients, what is frozen.
+        It lacks the state in the middle of a batch or epoch: sums of `self.log`, accumulated gradients,
+        frozen parameters.
         """
         trainer = self._trainer
         module = self._trainer.lightning_module
         dumped = self._dumped()
         left_out = {*ELSEWHERE, *self._leave_out}
-        saved = {key: one for key, one in dumped.items() if key not in left_out}
-        if self.in_file is None:  # a file of Lightning's is pickled
+        saved = {key: value for key, value in dumped.items() if key not in left_out}
+        if self.in_file is None:  # Lightning's own files are pickled
             self._require_plain(saved)
         if "state_dict" in dumped and not _is_of(module, dumped["state_dict"]):
-            saved["state_dict"] = dumped["state_dict"]  # a hook has put other weights there
+            saved["state_dict"] = dumped["state_dict"]  # a hook replaced the weights
         connector = trainer._logger_connector
         saved["numbers"] = {name: dict(getattr(connector, name)) for name in _NUMBERS}
         saved["place"] = {name: getattr(connector, name) for name in _PLACE}
         saved["results"] = trainer.fit_loop.epoch_loop._results.state_dict()
         params = module.named_parameters()
-        saved["frozen"] = [name for name, one in params if not one.requires_grad]
-        saved["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
+        saved["frozen"] = [name for name, param in params if not param.requires_grad]
+        saved["in_eval_mode"] = [
+            name for name, submodule in module.named_modules() if not submodule.training
+        ]
         saved["gradients"] = self._gradients()
         saved["counts"] = counts_of(module)
         hidden = {str(idx): trainer.optimizers[idx].state_dict() for idx in self._hidden}
@@ -95,7 +99,7 @@ class Keeping:
         """Refuses entries that the run's checkpoints can't hold, with how to leave them out.
 
         Raises:
-            CheckpointError: a hook has put an object there.
+            CheckpointError: a hook added such an object.
         """
         for key, value in saved.items():
             try:
@@ -115,11 +119,11 @@ class Keeping:
         """Refuses states of callbacks and data module that the run's checkpoints couldn't hold.
 
         Raises:
-            CheckpointError: there is one; not at the first checkpoint, which may be hours away.
+            CheckpointError: a state can't be saved; raised now, as the first checkpoint may be hours away.
         """
-        for one in [*self._trainer.callbacks, self._trainer.datamodule]:
-            if one is not None:
-                flatten({"state_dict": one.state_dict()}, type(one).__qualname__)
+        for owner in [*self._trainer.callbacks, self._trainer.datamodule]:
+            if owner is not None:
+                flatten({"state_dict": owner.state_dict()}, type(owner).__qualname__)
 
     def _dumped(self) -> dict[str, Any]:
         """Returns a checkpoint of Lightning's; `on_save_checkpoint` is called once for each file."""
@@ -129,29 +133,31 @@ class Keeping:
         if self.in_file is None:
             dumped: dict[str, Any] = connector.dump_checkpoint(weights_only=False)
             return dumped
-        now = {
+        current = {
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
             "loops": connector._get_loops_state_dict(),
             "callbacks": call._call_callbacks_state_dict(trainer),
-            "lr_schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+            "lr_schedulers": [
+                config.scheduler.state_dict() for config in trainer.lr_scheduler_configs
+            ],
         }
-        for one in (precision, trainer.datamodule):
-            if one is not None and (found := one.state_dict()):
-                now[type(one).__qualname__] = found
-        return {**self.in_file, **now}
+        for owner in (precision, trainer.datamodule):
+            if owner is not None and (owner_state := owner.state_dict()):
+                current[type(owner).__qualname__] = owner_state
+        return {**self.in_file, **current}
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Returns gradients to which the next batch adds its own."""
+        """Returns accumulated gradients, to which the next batch adds."""
         trainer = self._trainer
         module = self._trainer.lightning_module
         if module.automatic_optimization and not trainer.fit_loop._should_accumulate():
             return {}
         params = module.named_parameters()
-        return {name: one.grad for name, one in params if one.grad is not None}
+        return {name: param.grad for name, param in params if param.grad is not None}
 
     def keep(self, state: Mapping[str, Any]) -> None:
-        """Keeps what `take` returned until everything is built."""
+        """Stores a state from `take` until everything is built."""
         self._loaded = dict(state)
 
     def keep_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -159,29 +165,29 @@ class Keeping:
         self._weights = weights
 
     def keep_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keeps the optimizers' states until callbacks have made the groups that they had."""
+        """Keeps the optimizers' states until callbacks have recreated their parameter groups."""
         self._optimizers = list(states.values())
 
     def shown(self, optimizers: Sequence[Optimizer]) -> set[int]:
-        """Returns the positions of those that share no parameter with an earlier one.
+        """Returns the positions of optimizers that share no parameter with an earlier optimizer.
 
-        In manual optimization a module may move a parameter by two; eventloop's loop, which makes none
-        of these steps, wants each to have parameters of its own. The others' states are kept here.
+        With manual optimization a module may update a parameter by two optimizers. eventloop's loop, which
+        makes none of these steps, requires disjoint parameters, so the other optimizers are saved here.
         """
-        held: set[int] = set()
+        covered_params: set[int] = set()
         shown: set[int] = set()
-        for idx, one in enumerate(optimizers):
-            params = {id(param) for group in one.param_groups for param in group["params"]}
-            if not params & held:
+        for idx, optimizer in enumerate(optimizers):
+            params = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            if not params & covered_params:
                 shown.add(idx)
-                held |= params
+                covered_params |= params
         self._hidden = [idx for idx in range(len(optimizers)) if idx not in shown]
         return shown
 
     def _all_optimizers(self) -> list[Mapping[str, Any]]:
         states = list(self._optimizers)
-        for idx, one in self._loaded["hidden_optimizers"].items():
-            states.insert(int(idx), one)
+        for idx, optimizer_state in self._loaded["hidden_optimizers"].items():
+            states.insert(int(idx), optimizer_state)
         return states
 
     def put_modules(self) -> None:
@@ -197,7 +203,7 @@ class Keeping:
         connector.restore_callbacks()
 
     def put_files(self) -> None:
-        """Takes back what was written after the checkpoint, now that the run's lock is taken."""
+        """Discards rows and files written after the checkpoint; the run's lock is held by now."""
         self.files.begin(self._loaded.get("files", {}))
 
     def put_training(self) -> None:
@@ -209,7 +215,7 @@ class Keeping:
         trainer._checkpoint_connector.restore_training_state()
         trainer._checkpoint_connector._loaded_checkpoint = {}
         for loop in _loops(trainer.fit_loop):
-            loop.on_iteration_done()  # it goes on where it was: nothing is begun again
+            loop.on_iteration_done()  # marks it as under way, so that it doesn't start again
         connector = trainer._logger_connector
         for name, values in self._loaded["numbers"].items():
             setattr(connector, name, dict(values))
@@ -223,34 +229,40 @@ class Keeping:
         for name, param in module.named_parameters():
             param.requires_grad_(name not in frozen)
             param.grad = gradients[name].to(param.device) if name in gradients else None
-        for name, one in module.named_modules():
-            one.training = name not in in_eval
+        for name, submodule in module.named_modules():
+            submodule.training = name not in in_eval
         self._optimizers = []
 
     def put_epoch(self) -> None:
-        """Restores what a callback set up at the start of the resumed epoch."""
+        """Restores the setup that weight averaging makes at the start of an epoch, for a resumed epoch."""
         trainer = self._trainer
         module = self._trainer.lightning_module
-        averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
-        for one in averaging:
-            one.on_train_epoch_start(trainer, module)
+        averaging = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, StochasticWeightAveraging)
+        ]
+        for callback in averaging:
+            callback.on_train_epoch_start(trainer, module)
         if averaging and self._weights:
-            # It may have moved the average into the module, and begun its batch norms anew.
+            # The callback may have loaded the average into the module, and reset its batch norms.
             module.load_state_dict(self._weights)
         self._weights = {}
 
 
 def _is_of(module: LightningModule, weights: Mapping[str, Any]) -> bool:
-    """Returns whether these are the module's own weights, in their own memory."""
-    own = module.state_dict()
-    return own.keys() == weights.keys() and all(
-        isinstance(one, Tensor) and one.data_ptr() == own[name].data_ptr()
-        for name, one in weights.items()
+    """Whether these are the module's own weights, in the same memory."""
+    module_weights = module.state_dict()
+    if module_weights.keys() != weights.keys():
+        return False
+    return all(
+        isinstance(tensor, Tensor) and tensor.data_ptr() == module_weights[name].data_ptr()
+        for name, tensor in weights.items()
     )
 
 
 def _loops(loop: _Loop) -> Iterator[_Loop]:
     yield loop
-    for one in vars(loop).values():
-        if isinstance(one, _Loop):
-            yield from _loops(one)
+    for value in vars(loop).values():
+        if isinstance(value, _Loop):
+            yield from _loops(value)

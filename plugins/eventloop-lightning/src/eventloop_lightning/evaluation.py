@@ -19,14 +19,14 @@ NAME = "val"
 
 
 def evaluated(trainer: Any, calls: HookCalls) -> dict[str, dict[str, Tensor]]:
-    """Runs the validation; returns what it logged, under the name "val"."""
+    """Runs the validation; returns its logged numbers, under the name "val"."""
     if trainer.training:
         outputs = _in_fit(trainer)
     else:
         with _as(trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING):
             outputs = trainer.validate_loop.run()
-    merged = {name: value for one in outputs for name, value in one.items()}
-    return {NAME: {name: one for name, one in merged.items() if isinstance(one, Tensor)}}
+    merged = {name: value for loader_outputs in outputs for name, value in loader_outputs.items()}
+    return {NAME: {name: value for name, value in merged.items() if isinstance(value, Tensor)}}
 
 
 def predicted(trainer: Any, dataloader: Any) -> list[Any]:
@@ -39,13 +39,13 @@ def predicted(trainer: Any, dataloader: Any) -> list[Any]:
 
 
 def computed_untrained(trainer: Any, calls: HookCalls, batch: Any) -> Any:
-    """Runs the training step on a batch that isn't trained on; its numbers are forgotten."""
+    """Runs the training step on a batch without training on it; logged numbers are discarded."""
     module = trainer.lightning_module
     loop = trainer.fit_loop.epoch_loop
     connector = trainer._logger_connector
     results = loop._results
     hook = connector._current_fx
-    # Copied, since metrics add in place to what they hold.
+    # Copied, because metrics accumulate in place.
     counts = apply_to_collection(counts_of(module), Tensor, Tensor.clone)
     loop._results = Results(trainer.strategy.reduce)
     loop._results.batch = batch
@@ -63,22 +63,22 @@ def _in_fit(trainer: Any) -> list[dict[str, Any]]:
     trainer.validating = True
     connector = trainer._logger_connector
     loop = trainer.fit_loop.epoch_loop
-    first = connector._first_loop_iter
+    is_first_iter = connector._first_loop_iter
     if not loop._should_accumulate():
         call._call_lightning_module_hook(trainer, "on_validation_model_zero_grad")
     outputs: list[dict[str, Any]] = loop.val_loop.run()
     trainer.training = True
-    connector._first_loop_iter = first
+    connector._first_loop_iter = is_first_iter
     return outputs
 
 
 @contextmanager
 def _as(trainer: Any, function: TrainerFn, stage: RunningStage) -> Iterator[None]:
-    """Has the trainer be what runs this loop, for a while."""
-    before = trainer.state.fn, trainer.state.stage
+    """Sets the trainer's state to this function and stage, inside its context."""
+    previous_state = trainer.state.fn, trainer.state.stage
     trainer.state.fn = function
     trainer.state.stage = stage
     try:
         yield
     finally:
-        trainer.state.fn, trainer.state.stage = before
+        trainer.state.fn, trainer.state.stage = previous_state

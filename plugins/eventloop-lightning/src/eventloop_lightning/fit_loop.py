@@ -1,4 +1,4 @@
-"""Lightning's loop over epochs, of which eventloop's takes the place: what is left is what it knows."""
+"""Lightning's loop over epochs, replaced by eventloop's: only its data, limits and progress remain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-# Private, what Lightning's own fit loop is made of (lightning 2.6.6).
+# Private parts of Lightning's own fit loop (lightning 2.6.6).
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.connectors.data_connector import (
     _check_dataloader_iterable,
@@ -30,12 +30,12 @@ _SHORTEST = "min_size"
 
 
 class FitLoop(_FitLoop):
-    """Knows data, limits and progress of a fit for callbacks; eventloop's loop runs it.
+    """Holds data, limits and progress of a fit for callbacks; eventloop's loop runs the fit.
 
     Attributes:
-        loader: what the loop takes batches from; None before it is set up.
-        num_batches: how many an epoch has; infinite where that isn't known.
-        has_steps: whether the arguments allow for a batch.
+        loader: source of the loop's batches; None before it is set up.
+        num_batches: number of batches in an epoch; infinite if unknown.
+        has_steps: whether the arguments allow at least a single batch.
         runs: whether the run has an epoch; `should_stop` may have been set before the first.
         first: epochs and steps of earlier fits, before the run began.
     """
@@ -47,7 +47,7 @@ class FitLoop(_FitLoop):
     first: tuple[int, int] = (0, 0)
 
     def setup_data(self) -> None:
-        """Asks for the training data, unless they are there and stay."""
+        """Requests the training data, unless they are loaded and don't need a reload."""
         if self._combined_loader is not None and not self._should_reload_train_dl:
             return
         trainer = self.trainer
@@ -56,7 +56,7 @@ class FitLoop(_FitLoop):
             return
         combined = self._request()
         trainer.strategy.barrier("train_dataloader()")
-        lengths = [self._length(one) for one in combined.flattened]
+        lengths = [self._length(loader) for loader in combined.flattened]
         combined.limits = lengths
         self._combined_loader = combined
         self._last_train_dl_reload_epoch = trainer.current_epoch
@@ -68,21 +68,22 @@ class FitLoop(_FitLoop):
             self.draw_seeds()
 
     def draw_seeds(self) -> None:
-        """Draws what a data loader draws when it is begun, where eventloop's loop begins none.
+        """Draws the random number that an iterator of a data loader draws, where eventloop makes none.
 
-        Lightning begins one when it has asked for it, and one that is reloaded, or is of a later fit, twice.
+        Lightning creates an iterator when it requests a data loader, and for a reloaded one, or one of a
+        later fit, creates it twice. Drawing as often keeps later random numbers the same.
         """
-        for one in [] if self._combined_loader is None else self._combined_loader.flattened:
-            if isinstance(one, DataLoader):
-                torch.empty((), dtype=torch.int64).random_(generator=one.generator)
+        for loader in [] if self._combined_loader is None else self._combined_loader.flattened:
+            if isinstance(loader, DataLoader):
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
     def _request(self) -> CombinedLoader:
         """Returns the data loader, or several, as Lightning hands them to its loop."""
         trainer = self.trainer
         source = self._data_source
-        given = _request_dataloader(source)
-        is_combined = isinstance(given, CombinedLoader)
-        combined = given if is_combined else CombinedLoader(given, "max_size_cycle")
+        train_data = _request_dataloader(source)
+        is_combined = isinstance(train_data, CombinedLoader)
+        combined = train_data if is_combined else CombinedLoader(train_data, "max_size_cycle")
         if combined._mode == "sequential":
             raise PluginError(
                 "a CombinedLoader to train with can't be sequential",
@@ -91,10 +92,10 @@ class FitLoop(_FitLoop):
         if trainer.overfit_batches > 0:
             _resolve_overfit_batches(combined, mode=RunningStage.TRAINING)
         loaders = []
-        for one in combined.flattened:
-            _check_dataloader_iterable(one, source, TrainerFn.FITTING)
+        for loader in combined.flattened:
+            _check_dataloader_iterable(loader, source, TrainerFn.FITTING)
             stage = RunningStage.TRAINING
-            loaders.append(_process_dataloader(trainer, TrainerFn.FITTING, stage, one))
+            loaders.append(_process_dataloader(trainer, TrainerFn.FITTING, stage, loader))
         combined.flattened = loaders
         return combined
 
@@ -132,10 +133,10 @@ class FitLoop(_FitLoop):
 
 
 class Combined:
-    """Several data loaders as Lightning combines them, batch by batch.
+    """Several data loaders, combined by Lightning batch by batch.
 
     Args:
-        loader: what combines them.
+        loader: Lightning's combination.
     """
 
     def __init__(self, loader: CombinedLoader) -> None:
@@ -146,16 +147,16 @@ class Combined:
 
 
 class WithLast:
-    """A data loader without a length, which knows which batch is its last one.
+    """A data loader without a length that knows whether a batch is its last.
 
-    One batch is taken ahead, as Lightning does.
+    It reads a batch ahead, as Lightning does.
 
     Args:
         loader: an iterable of batches.
 
     Attributes:
-        is_last: whether nothing comes after the batch that was given last.
-        ahead: the batch that was read and not given yet, if there is one; saved in checkpoints.
+        is_last: whether the latest batch was the last.
+        ahead: the batch that was read ahead, if any; saved in checkpoints.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -180,7 +181,7 @@ class WithLast:
 
 
 def _for_the_loop(combined: CombinedLoader, *, is_sized: bool) -> Any:
-    """Returns what eventloop takes batches from: a data loader alone as it is, so that it resumes."""
+    """Returns the loader for eventloop's loop; a single data loader stays unwrapped, so that it can resume."""
     is_alone = combined.iterables is combined.flattened[0] if combined.flattened else False
     loader: Any = combined.flattened[0] if is_alone else Combined(combined)
     is_iterable = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

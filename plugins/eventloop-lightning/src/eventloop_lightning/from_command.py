@@ -30,22 +30,22 @@ def task(
 ) -> LightningTask:
     """Returns the task that trains a LightningModule.
 
-    How it is trained is said by eventloop's settings: max_duration, clip_norm, eval_interval.
+    eventloop's settings say how to train: max_duration, clip_norm, eval_interval.
 
     Args:
-        module: a LightningModule, a class of one, or where it stands, my.module:LitModel.
-        data: likewise a LightningDataModule; not set: the module's own data loaders.
-        callbacks: callbacks of Lightning's, or where they stand.
-        accumulate_grad_batches: how many batches make a step.
+        module: a LightningModule, its class, or an import path, my.module:LitModel.
+        data: a LightningDataModule in the same forms; not set: the module's own data loaders.
+        callbacks: callbacks of Lightning, or their import paths.
+        accumulate_grad_batches: number of batches per step.
         log_every_n_steps: how often numbers of a step are logged.
-        num_sanity_val_steps: how many batches are validated before training.
+        num_sanity_val_steps: number of batches to validate before training.
         leave_out: keys that on_save_checkpoint adds and that the run's checkpoints leave out, such
             as objects.
     """
-    found = _found(module)
+    module_or_maker = _imported(module)
     trainer = Trainer(
         logger=False,
-        callbacks=[_made(_found(one)) for one in callbacks or ()],
+        callbacks=[_instance(_imported(callback)) for callback in callbacks or ()],
         accumulate_grad_batches=accumulate_grad_batches,
         log_every_n_steps=log_every_n_steps,
         num_sanity_val_steps=num_sanity_val_steps,
@@ -55,22 +55,26 @@ def task(
         enable_model_summary=False,
     )
 
-    def attach(made: LightningModule, state: State) -> None:
-        datamodule = None if data is None else _made(_found(data))
+    def attach(lightning_module: LightningModule, state: State) -> None:
+        datamodule = None if data is None else _instance(_imported(data))
         if datamodule is not None and not isinstance(datamodule, LightningDataModule):
             raise SettingError(
                 f"data={data!r} is not a LightningDataModule",
                 fix="name one, or leave it out and let the module have train_dataloader",
             )
         _take_settings(trainer, state)
-        trainer.loggers = [DummyLogger()]  # some callbacks want one; the numbers go to eventloop's
-        trainer.strategy._lightning_module = made
+        trainer.loggers = [
+            DummyLogger()
+        ]  # some callbacks require a logger; eventloop's loggers get the numbers
+        trainer.strategy._lightning_module = lightning_module
         trainer.state.fn = TrainerFn.FITTING
         trainer.state.status = TrainerStatus.RUNNING
         trainer.training = True
-        trainer._data_connector.attach_data(made, datamodule=datamodule)
+        trainer._data_connector.attach_data(lightning_module, datamodule=datamodule)
 
-    return LightningTask(trainer, lambda: _made(found), attach, leave_out=leave_out or ())
+    return LightningTask(
+        trainer, lambda: _instance(module_or_maker), attach, leave_out=leave_out or ()
+    )
 
 
 def _take_settings(trainer: Any, state: State) -> None:
@@ -104,24 +108,26 @@ def _take_clipping(trainer: Any, norm: float | None, value: float | None) -> Non
     trainer.gradient_clip_algorithm = None if trainer.gradient_clip_val is None else kind
 
 
-def _found(thing: Any) -> Any:
-    """Returns what a text names, `my.module:Name`; anything else as it is."""
-    if not isinstance(thing, str):
-        return thing
-    module, _, name = thing.partition(":")
+def _imported(target: Any) -> Any:
+    """Imports the object that a text names, `my.module:Name`; returns anything else unchanged."""
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
     if not name:
         raise SettingError(
-            f"{thing!r} names no class", fix="write it as my.module:Name, module and class"
+            f"{target!r} names no class", fix="write it as my.module:Name, module and class"
         )
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise SettingError(f"{thing!r} isn't there: {error}", fix="write my.module:Name") from error
+        raise SettingError(
+            f"{target!r} isn't there: {error}", fix="write my.module:Name"
+        ) from error
 
 
-def _made(thing: Any) -> Any:
-    """Calls a class or function without arguments; returns an object as it is."""
-    is_maker: Callable[..., Any] | bool = isinstance(thing, type) or (
-        callable(thing) and not isinstance(thing, LightningModule)
+def _instance(target: Any) -> Any:
+    """Calls a class or function without arguments; returns an object unchanged."""
+    is_maker: Callable[..., Any] | bool = isinstance(target, type) or (
+        callable(target) and not isinstance(target, LightningModule)
     )
-    return thing() if is_maker else thing
+    return target() if is_maker else target

@@ -1,4 +1,4 @@
-"""Calls the hooks of callbacks and module in Lightning's order, and those alone that are there."""
+"""Calls the hooks of callbacks and module in Lightning's order, skipping hooks that nobody overrides."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Function = Callable[..., Any]
 class HookCalls:
     """The hooks that a run's callbacks and its module implement.
 
-    Lightning calls each hook of each callback; here what is inherited empty isn't called.
+    Lightning calls each hook of each callback; here, inherited empty hooks are skipped.
 
     Args:
-        trainer: whose callbacks and module they are.
+        trainer: the trainer with the callbacks and the module.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -26,70 +26,78 @@ class HookCalls:
         self._known: dict[str, tuple[list[Function], Function | None]] = {}
 
     def refresh(self) -> None:
-        """Looks at the callbacks again: what has been added since is called from now on."""
+        """Reads the callbacks again, to include callbacks that were added since."""
         self._known.clear()
 
     def tell(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a hook of the callbacks, then of the module; returns the module's result."""
-        callbacks, own = self._known.get(name) or self._look_up(name)
-        if not callbacks and own is None:
+        callbacks, module_hook = self._known.get(name) or self._look_up(name)
+        if not callbacks and module_hook is None:
             return None
         module = self._module
         trainer = self._trainer
-        # Without the search for a parameter or a buffer that a module's assignments begin with.
+        # Set in the dict: `nn.Module.__setattr__` first searches parameters and buffers, several times a batch.
         attributes = vars(module)
-        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
+        previous_name = attributes["_current_fx_name"]
+        attributes["_current_fx_name"] = name
         for function in callbacks:
             function(trainer, module, *args, **kwargs)
-        result = None if own is None else own(*args, **kwargs)
-        attributes["_current_fx_name"] = before
+        result = None if module_hook is None else module_hook(*args, **kwargs)
+        attributes["_current_fx_name"] = previous_name
         return result
 
     def tell_epoch_end(self) -> None:
-        """Calls `on_train_epoch_end`; of callbacks that watch a metric after the module's.
+        """Calls `on_train_epoch_end`; callbacks that watch a metric come after the module.
 
-        A metric that the module logs there is one that they may watch.
+        They may watch a metric that the module logs in this hook.
         """
         name = "on_train_epoch_end"
         module = self._module
         trainer = self._trainer
-        before = module._current_fx_name
+        previous_name = module._current_fx_name
         module._current_fx_name = name
-        watching = [one for one in trainer.callbacks if isinstance(one, EarlyStopping | Checkpoint)]
-        for one in trainer.callbacks:
-            if one not in watching:
-                getattr(one, name)(trainer, module)
+        watching = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, EarlyStopping | Checkpoint)
+        ]
+        for callback in trainer.callbacks:
+            if callback not in watching:
+                getattr(callback, name)(trainer, module)
         module.on_train_epoch_end()
-        for one in watching:
-            getattr(one, name)(trainer, module)
-        module._current_fx_name = before
+        for callback in watching:
+            getattr(callback, name)(trainer, module)
+        module._current_fx_name = previous_name
 
     def own(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of the module, under its name for `self.log`."""
         attributes = vars(self._module)
-        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
+        previous_name = attributes["_current_fx_name"]
+        attributes["_current_fx_name"] = name
         result = getattr(self._module, name)(*args, **kwargs)
-        attributes["_current_fx_name"] = before
+        attributes["_current_fx_name"] = previous_name
         return result
 
     def is_own(self, name: str) -> bool:
-        """Returns whether the module has a method of its own instead of Lightning's."""
+        """Whether the module overrides a method of LightningModule."""
         return is_overridden(self._module, name, LightningModule)
 
     def _look_up(self, name: str) -> tuple[list[Function], Function | None]:
-        own = getattr(self._module, name, None) if self.is_own(name) else None
-        found = overridden(self._trainer.callbacks, name), own
-        self._known[name] = found
-        return found
+        module_hook = getattr(self._module, name, None) if self.is_own(name) else None
+        hooks = overridden(self._trainer.callbacks, name), module_hook
+        self._known[name] = hooks
+        return hooks
 
 
 def overridden(callbacks: Sequence[Callback], name: str) -> list[Function]:
-    """Returns this hook of those callbacks that have one of their own."""
-    return [getattr(one, name) for one in callbacks if is_overridden(one, name, Callback)]
+    """Returns this hook of the callbacks that override it."""
+    return [
+        getattr(callback, name) for callback in callbacks if is_overridden(callback, name, Callback)
+    ]
 
 
-def is_overridden(thing: object, name: str, parent: type) -> bool:
-    """Returns whether an object's method isn't the one that its parent class has."""
-    if name in vars(thing):
+def is_overridden(owner: object, name: str, parent: type) -> bool:
+    """Whether an object overrides a method of its parent class."""
+    if name in vars(owner):
         return True
-    return getattr(type(thing), name, None) is not getattr(parent, name, None)
+    return getattr(type(owner), name, None) is not getattr(parent, name, None)

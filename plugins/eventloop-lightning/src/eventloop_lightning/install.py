@@ -1,4 +1,4 @@
-"""Puts eventloop's trainer in the place of Lightning's, for libraries that make one by themselves."""
+"""Replaces Lightning's trainer by eventloop's, for libraries that create trainers themselves."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def install(
 ) -> None:
     """Replaces Lightning's `Trainer` in all modules of this process, loaded or still to be imported.
 
-    Classes that derive from it, as scvi-tools has one, derive from the new one.
+    Subclasses, such as the trainer of scvi-tools, are rebased onto the new class.
 
     Args:
-        settings, algorithms, watchers: of each trainer that is made; as `Trainer` takes them.
+        settings, algorithms, watchers: defaults for each trainer, as in `Trainer`.
     """
     defaults = {"settings": settings, "algorithms": algorithms, "watchers": watchers}
 
@@ -37,12 +37,17 @@ def install(
             super().__init__(**{**defaults, **arguments})
 
     Installed.__name__ = Installed.__qualname__ = "Trainer"
-    # Libraries ask for the arguments of either, to pass on what they have of them.
+    # Libraries inspect the signature of either class, to pass on arguments.
     Installed.__init__.__signature__ = inspect.signature(Trainer.__init__)  # type: ignore[attr-defined]
-    for base in (LightningTrainer, *(one for one in Trainer.__subclasses__() if _is_ours(one))):
+    for base in (
+        LightningTrainer,
+        *(subclass for subclass in Trainer.__subclasses__() if _is_ours(subclass)),
+    ):
         for kind in base.__subclasses__():
             if kind is not Trainer and not kind.__module__.startswith(_PREFIXES):
-                kind.__bases__ = tuple(Installed if one is base else one for one in kind.__bases__)
+                kind.__bases__ = tuple(
+                    Installed if parent is base else parent for parent in kind.__bases__
+                )
     for name, module in [*sys.modules.items()]:
         if name not in _PUBLIC and name.startswith(_PREFIXES):
             continue
@@ -52,6 +57,6 @@ def install(
 
 
 def _is_ours(value: object) -> bool:
-    """Whether `install` made a class, now or before."""
+    """Whether `install` made a class, in this call or an earlier one."""
     is_made = isinstance(value, type) and value.__module__ == __name__
     return is_made and issubclass(value, Trainer)  # type: ignore[arg-type]

@@ -20,12 +20,12 @@ _MAX_BYTES = 2**24
 
 
 class Table(ExperimentWriter):
-    """The rows of a CSVLogger, which can be cut; a kill leaves the file before a new column or after it.
+    """The rows of a CSVLogger, which can be truncated; columns are added atomically.
 
-    Private names are those of lightning 2.6.6.
+    Private names: lightning 2.6.6.
 
     Args:
-        log_dir: the logger's folder; what is in it stays until the run begins.
+        log_dir: the logger's folder; its content stays until the run begins.
     """
 
     def __init__(self, log_dir: str) -> None:
@@ -33,12 +33,12 @@ class Table(ExperimentWriter):
         self._num_rows = 0
 
     def save(self) -> None:
-        """Appends what was logged since."""
+        """Appends the rows logged since the last call."""
         self._num_rows += len(self.metrics)
         super().save()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the file ends, when all is written."""
+        """Writes all rows, and returns the end of the file."""
         self.save()
         return {"columns": list(self.metrics_keys), "num_rows": self._num_rows}
 
@@ -47,7 +47,7 @@ class Table(ExperimentWriter):
         Path(self.metrics_file_path).unlink(missing_ok=True)
 
     def cut(self, columns: Sequence[str], num_rows: int) -> None:
-        """Takes back the rows after a checkpoint, and the columns that came with them."""
+        """Removes the rows after a checkpoint, and the columns that they introduced."""
         path = Path(self.metrics_file_path)
         rows = []
         if path.is_file():
@@ -84,10 +84,10 @@ class Table(ExperimentWriter):
 
 
 class OwnFiles:
-    """Knows what Lightning has written in a run; of rank 0 alone.
+    """Tracks the files that Lightning wrote in a run, on rank 0 only.
 
     Args:
-        trainer: Lightning's.
+        trainer: Lightning's trainer.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -98,10 +98,10 @@ class OwnFiles:
         self._checkpoints: list[str] = []
 
     def find(self, state: State) -> None:
-        """Points loggers to the folders of the run's start, before they create others."""
+        """Points loggers to the folders in which the run began, before they create new ones."""
         if state.rank:
             return
-        if state.settings.run_dir is not None:  # a run without one is never found again
+        if state.settings.run_dir is not None:  # a run without a folder can't be resumed
             self._folder = RunFolder(state.run_dir.absolute())
             if (state.run_dir / _NAME).is_file():
                 self._noted = json.loads(self._folder.read(_NAME, _MAX_BYTES))
@@ -115,10 +115,10 @@ class OwnFiles:
                 self._tables[str(Path(logger.log_dir).resolve())] = table
 
     def begin(self, saved: Mapping[str, Any]) -> None:
-        """Discards what was written after the checkpoint from which the run resumes.
+        """Discards everything written after the checkpoint from which the run resumes.
 
         Args:
-            saved: what `state_dict` returned then; empty for a run that begins.
+            saved: the `state_dict` in the checkpoint; empty for a new run.
         """
         for path, table in self._tables.items():
             if (position := saved.get("tables", {}).get(path)) is not None:
@@ -133,21 +133,21 @@ class OwnFiles:
         self._note()
 
     def add_checkpoint(self, path: Path) -> None:
-        """Notes a file before it is written."""
+        """Records a file before it is written, so that a kill leaves no unknown file."""
         if self._folder is not None and str(path) not in self._checkpoints:
             self._checkpoints.append(str(path))
             self._note()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns which checkpoints there are, and where tables end; writes their rows."""
+        """Writes all rows; returns the existing checkpoints, and the ends of tables."""
         tables = {path: table.state_dict() for path, table in self._tables.items()}
         return {"tables": tables, "checkpoints": list(self._checkpoints)}
 
     def _note(self) -> None:
         if self._folder is not None:
             versions = [
-                one.version if isinstance(one, CSVLogger | TensorBoardLogger) else None
-                for one in self._trainer.loggers
+                logger.version if isinstance(logger, CSVLogger | TensorBoardLogger) else None
+                for logger in self._trainer.loggers
             ]
             noted = {"versions": versions, "checkpoints": self._checkpoints}
             self._folder.write(_NAME, json.dumps(noted, indent=2).encode())

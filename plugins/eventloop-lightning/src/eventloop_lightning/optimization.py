@@ -1,11 +1,11 @@
-"""What a batch does to the weights: automatic optimization by the loop's actions, and manual."""
+"""Optimization in a batch: automatic, through the loop's actions, and manual."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Private: what a training step's result becomes (lightning 2.6.6).
+# Private: the forms of a training step's result (lightning 2.6.6).
 from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.loops.optimization.manual import ManualResult
@@ -18,7 +18,7 @@ from eventloop import PluginError, State
 from eventloop_lightning.hook_calls import HookCalls
 
 Closure = Callable[[], Tensor | None]
-# What the module may have of its own; what it inherits isn't called by name.
+# Methods that the module may override; inherited ones are bypassed.
 _OWN = (
     "optimizer_step",
     "configure_gradient_clipping",
@@ -31,7 +31,7 @@ class TrainingStep:
     """Calls the module's `training_step` as Lightning does.
 
     Args:
-        trainer: whose module it is.
+        trainer: the trainer with the module.
         calls: calls the module's methods.
     """
 
@@ -48,11 +48,11 @@ class TrainingStep:
         self._context = None if type(plugin) is Precision else plugin.train_step_context
 
     def arguments(self, batch: Any, batch_idx: int) -> tuple[Any, ...]:
-        """Returns what the step is called with."""
+        """Returns the arguments of the step."""
         return (batch, batch_idx) if self._takes_idx else (batch,)
 
     def __call__(self, batch: Any, batch_idx: int) -> Any:
-        """Returns what the step returns."""
+        """Runs the step and returns its result."""
         if self._context is None:
             return self._calls.own("training_step", *self.arguments(batch, batch_idx))
         with self._context():
@@ -62,11 +62,11 @@ class TrainingStep:
 class Automatic:
     """Automatic optimization: `optimizer_step` around `training_step`, `backward` and the rest.
 
-    The loop's own update is made inside of the closure, so that its events, its plugins, its
-    microbatches and ranks have their places.
+    The loop's own update runs inside the closure, so that its events, plugins, microbatches and ranks
+    keep their places.
 
     Args:
-        trainer: Lightning's, whose loops know where the run is.
+        trainer: Lightning's trainer, whose loops hold the run's progress.
         calls: calls the hooks.
     """
 
@@ -87,7 +87,7 @@ class Automatic:
         self._extra: Mapping[str, Any] = {}
 
     def train(self, state: State, *, accumulates: bool) -> None:
-        """Trains on the batch at hand, and steps unless gradients are accumulated."""
+        """Trains on the current batch, and steps unless gradients are accumulated."""
         self._state = state
         self._has_passed = False
         self._batch_idx = self._epoch_loop.batch_idx
@@ -117,21 +117,21 @@ class Automatic:
         return {} if loss is None else {"loss": loss, **self._extra}
 
     def step(self, optimizer: Any, closure: Closure, **kwargs: Any) -> Any:
-        """Makes a step with what the closure computes; what `optimizer.step(closure)` comes to."""
+        """Steps on the gradients of the closure; implements `optimizer.step(closure)`."""
         if closure == self._pass and not kwargs:
             self._steps = True
             try:
                 return self._pass()
             finally:
                 self._steps = False
-        # A closure around Lightning's own, or none: the step is made beside the loop's update.
+        # A closure around Lightning's own, or no closure: the step is separate from the loop's update.
         loss = closure()
         self._finish_gradients()
         self._optimizer.step(**kwargs)
         return loss
 
     def backward(self, state: State, loss: Tensor) -> bool:
-        """Empties the gradients where a step begins, and adds those of the loss."""
+        """Zeroes the gradients at the start of a step, and adds the gradients of the loss."""
         calls = self._calls
         if not state.microbatch_idx and self._is_first_of_step():
             self._zero_grad()
@@ -154,7 +154,7 @@ class Automatic:
             self._clip()
 
     def move(self, closure: Closure) -> bool:
-        """Has the optimizer move the weights, if the batch ends with a step."""
+        """Steps the optimizer, if the batch ends with a step."""
         if self._steps:
             if _may_evaluate_twice(optimizer := self._optimizer):
                 optimizer.step(_FirstKnown(closure, self._state.loss, optimizer))
@@ -163,7 +163,7 @@ class Automatic:
         return self._steps
 
     def _pass(self) -> Tensor | None:
-        """Runs the batch up to its gradients; and on to the step, inside of `step`."""
+        """Runs the batch up to its gradients; inside of `step` also the step."""
         self._has_passed = True
         if self._fit_loop._skip_backward:
             self._compute(self._state)
@@ -190,13 +190,13 @@ class Automatic:
     def _compute(self, state: State) -> Tensor | None:
         """Runs the training step; stores the outputs for `on_train_batch_end`."""
         batch = state.batch if state.microbatch is None else state.microbatch
-        given = self._training_step(batch, self._batch_idx)
+        step_output = self._training_step(batch, self._batch_idx)
         num = self._trainer.accumulate_grad_batches
-        if isinstance(given, Tensor):
-            loss: Tensor | None = given / num if num > 1 else given
+        if isinstance(step_output, Tensor):
+            loss: Tensor | None = step_output / num if num > 1 else step_output
             self._extra = {}
         else:
-            result = ClosureResult.from_training_step_output(given, num)
+            result = ClosureResult.from_training_step_output(step_output, num)
             loss = result.closure_loss
             self._extra = result.extra
         self._loss = None if loss is None else loss.detach()
@@ -219,7 +219,7 @@ class Automatic:
         progress.increment_completed()
 
     def _finish_gradients(self) -> None:
-        """Does what comes between the gradients and the step."""
+        """Calls the hooks between the gradients and the step."""
         self._announce_step()
         self._clip()
 
@@ -238,10 +238,10 @@ class Automatic:
 
 
 class Manual:
-    """Manual optimization: the training step computes gradients and steps by itself.
+    """Manual optimization: the training step itself computes gradients and steps.
 
     Args:
-        trainer: Lightning's.
+        trainer: Lightning's trainer.
         calls: calls the hooks.
     """
 
@@ -256,15 +256,15 @@ class Manual:
         self._output: dict[str, Any] = {}
 
     def train(self, state: State, *, accumulates: bool) -> None:
-        """Trains on the batch at hand."""
+        """Trains on the current batch."""
         optimizers = self._trainer.strategy._lightning_optimizers
         if optimizers is not self._known:
             self._known = optimizers
-            for one in optimizers:
-                one._on_before_step = self._progress.increment_ready
-                one._on_after_step = self._progress.increment_completed
-        given = self._training_step(state.batch, self._loop.batch_idx)
-        self._output = ManualResult.from_training_step_output(given).asdict()
+            for optimizer in optimizers:
+                optimizer._on_before_step = self._progress.increment_ready
+                optimizer._on_after_step = self._progress.increment_completed
+        step_output = self._training_step(state.batch, self._loop.batch_idx)
+        self._output = ManualResult.from_training_step_output(step_output).asdict()
         loss = self._output.get("loss")
         if isinstance(loss, Tensor) and loss.numel() == 1:
             state.loss = loss.detach().reshape(())
@@ -276,7 +276,7 @@ class Manual:
         return output
 
     def step(self, optimizer: Any, closure: Closure, **kwargs: Any) -> Any:
-        """Makes a step, after what the closure computes and what hooks do with it."""
+        """Steps, after calling the closure and the hooks before a step."""
 
         def computed() -> Any:
             loss = closure()
@@ -306,24 +306,24 @@ class Manual:
 
 
 class _NoLossError(Exception):
-    """A training step has returned None, which asks for a batch without a backward pass."""
+    """Raised when a training step returns None: the batch is skipped without a backward pass."""
 
 
 def _may_evaluate_twice(optimizer: Any) -> bool:
-    """Whether a step may call its closure other than once, at its start, as those of torch do."""
+    """Whether an optimizer may call its closure more than once, or not first; torch's, except LBFGS, don't."""
     step = type(optimizer).step
     return isinstance(optimizer, LBFGS) or not step.__module__.startswith("torch.optim.")
 
 
 class _FirstKnown:
-    """The closure of a step, whose first call returns what is computed already.
+    """The closure of a step, whose first call returns the loss that is already computed.
 
-    It computes again if a weight has moved since, as where an optimizer looks ahead.
+    It computes again if a weight has changed since, as with an optimizer that looks ahead.
 
     Args:
         closure: computes the gradients again, and returns the loss.
-        loss: of the gradients that are there.
-        optimizer: whose weights these are.
+        loss: the loss whose gradients are already computed.
+        optimizer: the optimizer of the weights.
     """
 
     def __init__(self, closure: Closure, loss: Tensor | None, optimizer: Any) -> None:
@@ -335,7 +335,10 @@ class _FirstKnown:
     def __call__(self) -> Tensor | None:
         loss = self._loss
         self._loss = None
-        return self._closure() if loss is None or self._now() != self._versions else loss
+        return (
+            self._closure() if loss is None or self._current_versions() != self._versions else loss
+        )
 
-    def _now(self) -> list[int]:
-        return [one._version for group in self._optimizer.param_groups for one in group["params"]]
+    def _current_versions(self) -> list[int]:
+        params = [param for group in self._optimizer.param_groups for param in group["params"]]
+        return [param._version for param in params]

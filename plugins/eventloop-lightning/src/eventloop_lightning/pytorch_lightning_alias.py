@@ -1,4 +1,4 @@
-"""Makes this package work for `pytorch_lightning` where that is what the code has imported."""
+"""Makes this package work with `pytorch_lightning`, if the user's code has imported that."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ _THEIRS = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightn
 def either_lightning() -> Iterator[None]:
     """Resolves imports of `lightning` to `pytorch_lightning` if that was imported first.
 
-    Both packages have the same code, and classes of their own: a trainer of one refuses modules of the
-    other. What a process has imported first counts. Outside of the block `lightning` is what it was.
+    Both packages have the same code but separate classes: a trainer of one refuses modules of the other.
+    The package that the process imported first is used. After the block, `lightning` is restored.
     """
-    first = next((name for name in sys.modules if name in ("lightning.pytorch", *_THEIRS)), None)
-    if first not in _THEIRS or "pytorch_lightning" not in sys.modules:
+    first_imported = next(
+        (name for name in sys.modules if name in ("lightning.pytorch", *_THEIRS)), None
+    )
+    if first_imported not in _THEIRS or "pytorch_lightning" not in sys.modules:
         yield
         return
     modules = {
-        name: one for name, one in sys.modules.items() if name.partition(".")[0] == "lightning"
+        name: module
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] == "lightning"
     }
     aliases = {"lightning": ModuleType("lightning")}
     for name, module in [*sys.modules.items()]:
-        package, _, rest = name.partition(".")
+        package, _, submodule = name.partition(".")
         if package in _THEIRS:
-            aliases[f"{_THEIRS[package]}.{rest}".strip(".")] = module
+            aliases[f"{_THEIRS[package]}.{submodule}".strip(".")] = module
     for name in modules:
         del sys.modules[name]
     sys.modules.update(aliases)

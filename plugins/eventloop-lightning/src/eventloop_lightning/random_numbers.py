@@ -1,4 +1,4 @@
-"""Where the global random generators are, those of every accelerator too."""
+"""States of the global random generators, including every accelerator's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rng_states() -> dict[str, Any]:
 
 
 def set_rng_states(states: Mapping[str, Any]) -> None:
-    """Restores what `rng_states` returned."""
+    """Restores states from `rng_states`."""
     _set_rng_states(dict(states))
     if "accelerator" in states:
         torch.get_device_module().set_rng_state(states["accelerator"])

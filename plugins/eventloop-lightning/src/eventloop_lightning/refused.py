@@ -1,4 +1,4 @@
-"""What can't be honoured: arguments of Lightning's trainer, settings of eventloop's."""
+"""Refuses arguments of Lightning's trainer and settings of eventloop that would have no effect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import CheckpointIO
-from torch.nn.modules.batchnorm import _BatchNorm  # private: what all batch norms are (torch 2.13)
+from torch.nn.modules.batchnorm import (
+    _BatchNorm,
+)  # private: base class of all batch norms (torch 2.13)
 
 from eventloop import PluginError, SettingError, State
 from eventloop_lightning.hook_calls import is_overridden
 
-# What can't be honoured, and what to do.
+# Arguments that can't be honoured, and alternatives.
 REFUSED = {
     "model_registry": "leave it out, and save with ModelCheckpoint",
 }
@@ -38,24 +40,24 @@ PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16", 64, "64", "64-tru
 
 
 def checked_device(arguments: Mapping[str, Any]) -> torch.device:
-    """Refuses what can't be honoured; returns the device.
+    """Refuses arguments that can't be honoured; returns the device.
 
     Raises:
         SettingError: an argument isn't one of Lightning's, or can't be honoured.
     """
-    known = inspect.signature(LightningTrainer.__init__).parameters
+    parameters = inspect.signature(LightningTrainer.__init__).parameters
     for name, value in arguments.items():
-        if name not in known:
+        if name not in parameters:
             raise SettingError(
                 f"Lightning's Trainer has no argument {name!r}",
                 fix=f'eventloop\'s own go into settings={{"{name}": ...}}',
             )
         if name in REFUSED and value:
             raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
-    for one in _listed(arguments.get("plugins")):
-        if not isinstance(one, CheckpointIO):
+    for plugin in _listed(arguments.get("plugins")):
+        if not isinstance(plugin, CheckpointIO):
             raise SettingError(
-                f"plugins={one!r} can't be honoured, but a CheckpointIO can",
+                f"plugins={plugin!r} can't be honoured, but a CheckpointIO can",
                 fix="leave it out; give precision=, or start the script with torchrun for several ranks",
             )
     if arguments.get("profiler"):
@@ -68,19 +70,19 @@ def checked_device(arguments: Mapping[str, Any]) -> torch.device:
     _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
     _require(arguments, "precision", PRECISIONS, "give 32-true, 64-true, bf16-mixed or bf16-true")
     _require_ranks(arguments)
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if arguments.get("accelerator") == "cpu" or found is None:
+    current_device = torch.accelerator.current_accelerator(check_available=True)
+    if arguments.get("accelerator") == "cpu" or current_device is None:
         return torch.device("cpu")
-    return torch.device(found.type, int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(current_device.type, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def _listed(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, list | tuple) else [given] if given else []
+def _listed(plugins: Any) -> Sequence[Any]:
+    return plugins if isinstance(plugins, list | tuple) else [plugins] if plugins else []
 
 
 def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fix: str) -> None:
     value = arguments.get(name, allowed[0])
-    if not any(value is one or value == one for one in allowed):
+    if not any(value is allowed_value or value == allowed_value for allowed_value in allowed):
         raise SettingError(
             f"{name}={value!r} can't be honoured; known are {', '.join(map(repr, allowed))}",
             fix=fix,
@@ -88,7 +90,7 @@ def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fi
 
 
 def _require_ranks(arguments: Mapping[str, Any]) -> None:
-    """Refuses a number of devices that isn't the number of processes that there are."""
+    """Refuses a number of devices that differs from the number of processes."""
     devices = arguments.get("devices", "auto")
     nodes = arguments.get("num_nodes", 1)
     if isinstance(devices, Sequence) and not isinstance(devices, str):
@@ -105,10 +107,10 @@ def _require_ranks(arguments: Mapping[str, Any]) -> None:
 
 
 def refuse_others_words(settings: Mapping[str, Any]) -> None:
-    """Refuses settings for which Lightning's trainer has arguments of its own.
+    """Refuses settings that Lightning's trainer has its own arguments for.
 
     Raises:
-        SettingError: one is given.
+        SettingError: such a setting is given.
     """
     for name, argument in ARGUMENTS.items():
         if name in settings:
@@ -119,10 +121,10 @@ def refuse_others_words(settings: Mapping[str, Any]) -> None:
 
 
 def refuse_settings(state: State, *, is_automatic: bool) -> None:
-    """Refuses settings of eventloop's that would have no effect on a module.
+    """Refuses settings of eventloop that would have no effect on a module.
 
     Raises:
-        SettingError: one is set.
+        SettingError: such a setting is set.
     """
     settings = state.settings
     if state.precision.name == "fp16":
@@ -145,16 +147,24 @@ def refuse_settings(state: State, *, is_automatic: bool) -> None:
 
 
 def refuse_plugins(state: State, trainer: Any) -> None:
-    """Refuses plugins of eventloop's that would change nothing, or something else, under Lightning's steps.
+    """Refuses plugins of eventloop that would have no effect, or another one, under Lightning's steps.
 
     Raises:
-        PluginError: one takes part.
+        PluginError: such a plugin is active.
     """
     module = trainer.lightning_module
-    scheduled = [one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]
+    scheduled = [
+        callback
+        for callback in trainer.callbacks
+        if isinstance(callback, GradientAccumulationScheduler)
+    ]
     accumulates = trainer.accumulate_grad_batches > 1 or bool(scheduled)
     clipper = state.owner("clip_gradients")
-    for name in [one for one in (clipper, "sam") if one in state.plugins and one != "task"]:
+    for name in [
+        candidate
+        for candidate in (clipper, "sam")
+        if candidate in state.plugins and candidate != "task"
+    ]:
         if not module.automatic_optimization:
             _refuse(name, "changes gradients, but manual optimization steps without the loop")
         if accumulates:
@@ -167,13 +177,13 @@ def refuse_plugins(state: State, trainer: Any) -> None:
             _refuse(clipper, clips.format(f"gradient_clip_val={trainer.gradient_clip_val}"))
         if is_overridden(module, "configure_gradient_clipping", LightningModule):
             _refuse(clipper, clips.format("configure_gradient_clipping"))
-    has_norms = any(isinstance(one, _BatchNorm) for one in module.modules())
+    has_norms = any(isinstance(submodule, _BatchNorm) for submodule in module.modules())
     if "swa" in state.plugins and has_norms and not module.automatic_optimization:
         _refuse("swa", "estimates batch norms by training_step, which steps in manual optimization")
 
 
-def _refuse(plugin: str, what: str) -> None:
+def _refuse(plugin: str, reason: str) -> None:
     raise PluginError(
-        f"{plugin} doesn't suit this LightningModule: it {what}",
+        f"{plugin} doesn't suit this LightningModule: it {reason}",
         fix=f"leave {plugin} out of `algorithms=[...]`, or of `-p`",
     )

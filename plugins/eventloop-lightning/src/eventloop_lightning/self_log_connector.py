@@ -1,4 +1,4 @@
-"""What becomes of the numbers of `self.log`: Lightning's connector, without detours."""
+"""Delivers the numbers of `self.log`: Lightning's connector, with less work per batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from eventloop import State
 
 
 class Connector(_LoggerConnector):
-    """Hands what Lightning's loggers get to eventloop's, too.
+    """Also passes the numbers for Lightning's loggers to eventloop's loggers.
 
     Attributes:
-        state: of the run; None outside of a fit.
+        state: the run's state; None outside of a fit.
     """
 
     state: State | None = None
@@ -32,11 +32,11 @@ class Connector(_LoggerConnector):
 class BatchNumbers:
     """Notifies Lightning's logger connector at the start and the end of each batch.
 
-    What the connector's own methods do, with the collection of training at hand and nothing done
-    where nothing was logged: they look for the loop that runs several times a batch.
+    The connector's own methods search for the active loop several times a batch; these use the training
+    results directly, and return early if nothing was logged.
 
     Args:
-        trainer: Lightning's.
+        trainer: Lightning's trainer.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -46,7 +46,7 @@ class BatchNumbers:
         self._results = self._loop._results
 
     def begin(self, batch: Any) -> None:
-        """Keeps the batch, of which the size is a number's weight."""
+        """Stores the batch, whose size is the weight of logged numbers."""
         connector = self._connector
         results = self._results
         connector._first_loop_iter = connector._first_loop_iter is None
@@ -55,7 +55,7 @@ class BatchNumbers:
         results.dataloader_idx = None
 
     def end(self) -> None:
-        """Has callbacks see what was logged, as it is now."""
+        """Updates the metrics that callbacks see."""
         connector = self._connector
         results = self._results
         if results:
@@ -66,7 +66,7 @@ class BatchNumbers:
         results.batch = results.batch_size = None
 
     def deliver(self) -> None:
-        """Hands the numbers of a step to the loggers, every so many steps."""
+        """Passes the numbers of a step to the loggers, every `log_every_n_steps` steps."""
         trainer = self._trainer
         interval = self._trainer.log_every_n_steps
         is_due = interval and not (self._loop._batches_that_stepped + 1) % interval

@@ -1,4 +1,4 @@
-"""What `self.log` has logged in training: Lightning's collection, which a checkpoint can keep."""
+"""The numbers of `self.log` in training: Lightning's collection, made savable in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
 
-# Private: what the loops of Lightning collect numbers with (lightning 2.6.6).
+# Private: the collection in which Lightning's loops store numbers (lightning 2.6.6).
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultCollection,
@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torch import Tensor
 from torchmetrics import Metric
 
-# What a number is logged with, but for what reduces it, of which the name is kept.
+# Options of a logged number, except for its reduction, which is stored by name.
 _META = (
     "fx",
     "name",
@@ -48,52 +48,52 @@ class Results(_ResultCollection):
         self._given: dict[str, Mapping[str, Any]] = {}
 
     def log(
-        self, fx: str, name: str, value: Any, *, batch_size: int | None = None, **given: Any
+        self, fx: str, name: str, value: Any, *, batch_size: int | None = None, **options: Any
     ) -> None:
         """Adds a value to the numbers of its hook.
 
-        One that comes again as it came before goes to its sum at once: Lightning makes its metadata
-        anew each time, and looks through the sum for tensors to move.
+        A value logged with the same options as before is added to its sum directly: Lightning would build
+        its metadata again, and search the sum for tensors to move.
         """
         key = f"{fx}.{name}"
         metric = self.get(key)
-        if metric is None or self._given.get(key) != given or not _is_like(value, metric):
-            super().log(fx, name, value, batch_size=batch_size, **given)
-            self._given[key] = given
+        if metric is None or self._given.get(key) != options or not _is_like(value, metric):
+            super().log(fx, name, value, batch_size=batch_size, **options)
+            self._given[key] = options
             return
         size = self._extract_batch_size(metric, batch_size, metric.meta)
-        metric.forward(value if given["enable_graph"] else value.detach(), size)
+        metric.forward(value if options["enable_graph"] else value.detach(), size)
         metric.has_reset = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums of an epoch under way; metrics of the module are the module's to keep."""
-        return {key: _taken(one) for key, one in self.items()}
+        """Returns the sums of the current epoch; the module saves its own metrics."""
+        return {key: _taken(metric) for key, metric in self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], module: LightningModule) -> None:
-        """Restores what `state_dict` returned; metrics of the module are looked up in `module`."""
+        """Restores sums from `state_dict`; metrics of the module are looked up in `module`."""
         for key, saved in state.items():
             self[key] = _made(saved, self._reduce, module)
 
 
 def _is_like(value: Any, metric: Any) -> bool:
-    """Returns whether a value is a tensor where the sum of those before it is."""
+    """Whether a value is a tensor on the device of its sum."""
     is_tensor = isinstance(value, Tensor) and metric.is_tensor
     return is_tensor and value.device == metric.value.device
 
 
-def _taken(one: Any) -> dict[str, Any]:
-    meta = one.meta
-    sync = one.meta.sync
-    # Lightning takes no others: torch's functions, Python's, and their names.
+def _taken(metric: Any) -> dict[str, Any]:
+    meta = metric.meta
+    sync = metric.meta.sync
+    # Lightning accepts only these reductions: torch's and Python's functions, and their names.
     names = [name for name in _REDUCE if getattr(meta, f"is_{name}_reduction")]
     return {
         "meta": {name: getattr(meta, name) for name in _META},
         "reduce": names[0],
         "sync": {"should": sync.should, "rank_zero_only": sync.rank_zero_only},
-        "is_tensor": one.is_tensor,
-        "values": {name: getattr(one, name) for name in _values_of(one)},
-        "has_reset": one.has_reset,
-        "updates": one._update_count,
+        "is_tensor": metric.is_tensor,
+        "values": {name: getattr(metric, name) for name in _values_of(metric)},
+        "has_reset": metric.has_reset,
+        "updates": metric._update_count,
     }
 
 
@@ -113,24 +113,24 @@ def _made(
     return metric
 
 
-def _values_of(one: Any) -> list[str]:
-    if not one.is_tensor:
+def _values_of(metric: Any) -> list[str]:
+    if not metric.is_tensor:
         return ["_forward_cache"]
-    means = ["cumulated_batch_size"] if one.meta.is_mean_reduction else []
+    means = ["cumulated_batch_size"] if metric.meta.is_mean_reduction else []
     return ["value", "_forward_cache", *means]
 
 
 def counts_of(module: LightningModule) -> dict[str, Any]:
-    """Returns what the metrics of a module have counted, which its weights don't have."""
+    """Returns the internal counts of a module's metrics, which aren't part of its weights."""
     return {
-        name: {"values": dict(one.metric_state), "updates": one._update_count}
-        for name, one in module.named_modules()
-        if isinstance(one, Metric)
+        name: {"values": dict(metric.metric_state), "updates": metric._update_count}
+        for name, metric in module.named_modules()
+        if isinstance(metric, Metric)
     }
 
 
 def put_counts(module: LightningModule, counts: Mapping[str, Any]) -> None:
-    """Restores what `counts_of` returned, on the devices of the metrics."""
+    """Restores counts from `counts_of`, on the devices of the metrics."""
     for name, saved in counts.items():
         metric = module.get_submodule(name)
         for field, value in saved["values"].items():

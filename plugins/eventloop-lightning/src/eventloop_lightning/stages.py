@@ -1,6 +1,6 @@
-"""The stages of a fit: what Lightning's trainer does before, between and after its epochs.
+"""The stages of a fit: the work of Lightning's trainer before, between and after its epochs.
 
-Its own functions are called one by one, in its own order; their names are private, and those of
+They call Lightning's own functions one by one, in Lightning's order; the names are private, from
 lightning 2.6.6.
 """
 
@@ -22,7 +22,7 @@ from eventloop_lightning.hook_calls import HookCalls
 
 
 def set_up(trainer: Any, module: LightningModule) -> None:
-    """Prepares data, module and callbacks: what comes before `configure_optimizers`."""
+    """Prepares data, module and callbacks: the steps before `configure_optimizers`."""
     loop = trainer.fit_loop
     loop.min_epochs, loop.max_epochs = _parse_loop_limits(
         trainer.min_steps, trainer.max_steps, trainer.min_epochs, trainer.max_epochs, trainer
@@ -41,7 +41,7 @@ def set_up(trainer: Any, module: LightningModule) -> None:
 
 
 def begin(trainer: Any, keeping: Keeping) -> None:
-    """Calls `on_fit_start`, tries the validation out, and calls `on_train_start` if there is a first epoch."""
+    """Calls `on_fit_start`, runs the sanity check, and calls `on_train_start` if there is a first epoch."""
     call._call_callback_hooks(trainer, "on_fit_start")
     call._call_lightning_module_hook(trainer, "on_fit_start")
     if trainer.enable_autolog_hparams:
@@ -59,7 +59,7 @@ def begin(trainer: Any, keeping: Keeping) -> None:
 
 
 def begin_epoch(loop: Any) -> None:
-    """Has the counters of batches begin anew."""
+    """Resets the counters of batches."""
     loop.batch_progress.reset_on_run()
     loop.scheduler_progress.reset_on_run()
     loop.automatic_optimization.optim_progress.reset_on_run()
@@ -67,7 +67,7 @@ def begin_epoch(loop: Any) -> None:
 
 
 def move_schedulers(loop: Any, *, of_step: bool = True) -> None:
-    """Moves the schedulers of a step, and at the last batch those of an epoch."""
+    """Steps the schedulers per step, and at the last batch also the schedulers per epoch."""
     if loop.trainer.lr_scheduler_configs:
         if of_step:
             loop.update_lr_schedulers("step", update_plateau_schedulers=False)
@@ -76,7 +76,7 @@ def move_schedulers(loop: Any, *, of_step: bool = True) -> None:
 
 
 def is_validation_due(loop: Any) -> bool:
-    """Returns whether Lightning's loop would validate after this batch."""
+    """Whether Lightning's loop would validate after this batch."""
     trainer = loop.trainer
     progress = loop.batch_progress
     is_timed = trainer._val_check_time_interval is not None
@@ -89,7 +89,7 @@ def is_validation_due(loop: Any) -> bool:
 
 
 def end_advance(loop: Any, *, accumulates: bool) -> None:
-    """Does what follows a batch and its validation."""
+    """Finishes a batch after its validation."""
     if loop.trainer.lr_scheduler_configs:
         loop.update_lr_schedulers("step", update_plateau_schedulers=True)
     if not accumulates:
@@ -99,7 +99,7 @@ def end_advance(loop: Any, *, accumulates: bool) -> None:
 
 
 def end_epoch(trainer: Any, calls: HookCalls) -> None:
-    """Calls `on_train_epoch_end`, and what follows it."""
+    """Calls `on_train_epoch_end`, and finishes the epoch."""
     fit_loop = trainer.fit_loop
     connector = trainer._logger_connector
     loop = fit_loop.epoch_loop
@@ -117,7 +117,7 @@ def end_epoch(trainer: Any, calls: HookCalls) -> None:
 
 
 def is_done(trainer: Any) -> bool:
-    """Returns whether Lightning's loop would end here, its epochs apart, which eventloop counts."""
+    """Whether Lightning's loop would end now, regardless of epochs, which eventloop counts."""
     loop = trainer.fit_loop
     epoch_loop = loop.epoch_loop
     if epoch_loop.max_steps != -1 and epoch_loop.global_step >= epoch_loop.max_steps:

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 
 class RunsOnLoop(Strategy):
-    """What the strategies of one process and of several have in common.
+    """Base of the strategies for a single process and for several.
 
     Attributes:
         step: makes a step with an optimizer; None outside of a fit.
-        manual_backward: adds the gradients of a loss; None but in manual optimization.
-        files: completes the files that are written; None before the first fit.
+        manual_backward: adds the gradients of a loss; None without manual optimization.
+        files: completes written files; None before the first fit.
     """
 
     step: Callable[..., Any] | None = None
@@ -41,20 +41,20 @@ class RunsOnLoop(Strategy):
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Runs a backward pass that the module asks for, and averages gradients over the ranks."""
+        """Runs a backward pass that the module requests, and averages gradients over the ranks."""
         if self.manual_backward is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         self.manual_backward(closure_loss, self.average, *args, **kwargs)
         return closure_loss.detach()
 
     def average(self) -> None:
-        """Averages the gradients over the ranks, where there are several."""
+        """Averages the gradients over the ranks, if there are several."""
 
     def seed(self) -> None:
-        """Seeds once more, where Lightning does before a fit."""
+        """Seeds again before a fit, if Lightning does."""
 
     def release(self) -> None:
-        """Leaves all to Lightning again, when a fit is over."""
+        """Returns control to Lightning after a fit."""
         self.step = self.manual_backward = None
 
     def save_checkpoint(
@@ -66,23 +66,23 @@ class RunsOnLoop(Strategy):
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Removes a file, which no longer waits."""
+        """Removes a file, and cancels its completion."""
         super().remove_checkpoint(filepath)
         if self.files is not None:
             self.files.drop(filepath)
 
 
 class OneProcess(RunsOnLoop, SingleDeviceStrategy):
-    """One process on one device."""
+    """A single process on a single device."""
 
 
 class Ranks(RunsOnLoop, ParallelStrategy):
-    """One of several processes, which torchrun or `eventloop fit --nproc` has started.
+    """One of several processes started by torchrun or `eventloop fit --nproc`.
 
-    The process group is eventloop's; gradients are averaged by it under automatic optimization.
+    eventloop creates the process group, and averages gradients under automatic optimization.
 
     Args:
-        device: of this process.
+        device: the device of this process.
     """
 
     is_distributed = True
@@ -113,16 +113,16 @@ class Ranks(RunsOnLoop, ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return int(os.environ["WORLD_SIZE"])
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """What a sampler of this rank is made with."""
+        """Arguments for a distributed sampler of this rank."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def seed(self) -> None:
-        """Goes back to the seed of `seed_everything`, if any, as Lightning does on several ranks."""
+        """Resets to the seed of `seed_everything`, if any, as Lightning does on several ranks."""
         reset_seed()
 
     def setup_environment(self) -> None:
@@ -133,7 +133,7 @@ class Ranks(RunsOnLoop, ParallelStrategy):
     def model_to_device(self) -> None:
         """Moves the model to the device of this process, where DDP may hold its parameters already."""
         assert self.model is not None
-        if any(one.device != self.root_device for one in self.model.parameters()):
+        if any(param.device != self.root_device for param in self.model.parameters()):
             self.model.to(self.root_device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -148,7 +148,7 @@ class Ranks(RunsOnLoop, ParallelStrategy):
             dist.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Returns the object of one rank on all."""
+        """Returns the object of a source rank on all ranks."""
         if not dist.is_initialized():
             return obj
         objects = [obj]
@@ -156,7 +156,7 @@ class Ranks(RunsOnLoop, ParallelStrategy):
         return objects[0]
 
     def average(self) -> None:
-        """Averages the gradients of what is trained now over the ranks."""
+        """Averages the gradients of all trainable parameters over the ranks."""
         assert self.lightning_module is not None
         for param in self.lightning_module.parameters():
             if param.grad is not None and param.requires_grad:
@@ -169,7 +169,7 @@ class Ranks(RunsOnLoop, ParallelStrategy):
 
 
 def strategy_for(device: torch.device) -> OneProcess | Ranks:
-    """Returns the strategy of this process: what torchrun's variables tell of."""
+    """Returns the strategy of this process, by torchrun's environment variables."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return Ranks(device)
     return OneProcess(device)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule
 
-# Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
+# Private: used by Lightning's trainer to prepare and call hooks (lightning 2.6.6).
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.trainer import call
 from torch import Tensor, nn
@@ -31,21 +31,21 @@ from eventloop_lightning.self_log_connector import BatchNumbers
 class LightningTask:
     """Trains a LightningModule.
 
-    Lightning's trainer is there for all that modules, callbacks and loggers ask of it; its loops
-    don't run, but know where the run is.
+    Lightning's trainer exists for everything that modules, callbacks and loggers ask of it; its loops
+    don't run, but hold the run's progress.
 
     Args:
-        trainer: Lightning's, with an eventloop's strategy and fit loop.
-        module: what is trained, or a function that makes it.
-        attach: hands the trainer the module and its data; None where that is done.
-        generators: where the random generators shall stand when training begins; None to leave
-            them where eventloop has put them.
+        trainer: Lightning's trainer, with eventloop's strategy and fit loop.
+        module: the module to train, or a function that builds it.
+        attach: attaches the module and its data to the trainer; None if they are attached.
+        generators: states of the random generators to set when training begins; None to keep
+            eventloop's.
         leave_out: see `Keeping`.
     """
 
-    # Algorithms that are installed would change what Lightning trains.
+    # Installed algorithms would change the results of existing Lightning code.
     default_settings: ClassVar = {"autoload": "callbacks"}
-    loss_may_broadcast = True  # of one that does torch warns, as under Lightning's trainer
+    loss_may_broadcast = True  # torch warns about broadcasting, as under Lightning's trainer
 
     def __init__(
         self,
@@ -85,8 +85,10 @@ class LightningTask:
         """Sets the module up as Lightning does, up to `configure_model`."""
         if self._generators is not None:
             set_rng_states(self._generators)
-        given = self._given
-        self._module = module = given if isinstance(given, LightningModule) else given()
+        module_or_maker = self._given
+        self._module = module = (
+            module_or_maker if isinstance(module_or_maker, LightningModule) else module_or_maker()
+        )
         if self._attach is not None:
             self._attach(module, state)
         refuse_settings(state, is_automatic=module.automatic_optimization)
@@ -101,7 +103,7 @@ class LightningTask:
         """Calls `configure_optimizers`, which may be in any of its forms."""
         self._trainer.strategy.setup(self._trainer)
         optimizers = self._trainer.optimizers
-        if any(isinstance(one, _MockOptimizer) for one in optimizers):
+        if any(isinstance(optimizer, _MockOptimizer) for optimizer in optimizers):
             raise PluginError(
                 "configure_optimizers returned None, and a run without an optimizer trains nothing",
                 by=type(self._module).__name__,
@@ -110,7 +112,9 @@ class LightningTask:
         if len(optimizers) == 1:
             return {type(optimizers[0]).__name__.lower(): optimizers[0]}
         shown = self._keeping.shown(optimizers)
-        return {f"optimizer{idx}": one for idx, one in enumerate(optimizers) if idx in shown}
+        return {
+            f"optimizer{idx}": optimizer for idx, optimizer in enumerate(optimizers) if idx in shown
+        }
 
     @hookimpl
     def build_train_dataloader(self, state: State) -> Any:
@@ -127,16 +131,16 @@ class LightningTask:
 
     @hookimpl
     def build_schedulers(self, state: State) -> dict[str, Any]:
-        """Returns none: those of `configure_optimizers` have intervals and monitors of their own."""
+        """Returns no schedulers: Lightning's have their own intervals and monitors."""
         if self._generators is not None:
             self._generators = rng_states()
         return {}
 
-    # Going on from a checkpoint
+    # Resuming from a checkpoint
 
     @hookimpl
     def before_load(self, state: State) -> None:
-        """Has weights and optimizers wait for what comes with them."""
+        """Defers loading weights and optimizers until the rest of the state is loaded."""
         self._keeping.is_loading = True
 
     @hookimpl
@@ -150,27 +154,27 @@ class LightningTask:
 
     @hookimpl
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
-        """Keeps them for `on_fit_start`, in which callbacks may make the groups that they had."""
+        """Stores the states for `on_fit_start`, in which callbacks may recreate their parameter groups."""
         self._keeping.keep_optimizers(states)
         return True
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Restores module and callbacks; notes which modules were made to stay in evaluation mode."""
+        """Restores module and callbacks; records the modules that are in evaluation mode."""
         of_command = ", or named with -p" if self._attach is not None else ""
         announce_off(state, "algorithms=[...]" + of_command)
         refuse_plugins(state, self._trainer)
         self._keeping.put_modules()
-        self._modes = [one for one in state.model.modules() if not one.training]
+        self._modes = [submodule for submodule in state.model.modules() if not submodule.training]
         if self._generators is not None:
             set_rng_states(self._generators)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns Lightning's checkpoint without weights and optimizers, plus what it lacks."""
+        """Returns Lightning's checkpoint without weights and optimizers, plus the state that it lacks."""
         return {**self._keeping.take(), "ends_epoch": self._ends_epoch}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
-        """Keeps it until everything is built."""
+        """Stores the state until everything is built."""
         self._ends_epoch = state["ends_epoch"]
         self._keeping.keep(state)
 
@@ -178,9 +182,9 @@ class LightningTask:
 
     @hookimpl
     def training_start(self, state: State) -> None:
-        """Calls what Lightning calls before its first epoch, from `on_fit_start` on."""
-        for one in self._modes:
-            one.training = False
+        """Calls Lightning's hooks before its first epoch, from `on_fit_start` on."""
+        for submodule in self._modes:
+            submodule.training = False
         trainer = self._trainer
         calls = self._calls
         if state.settings.run_dir is not None:
@@ -198,7 +202,7 @@ class LightningTask:
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: State) -> Generator[None, None, None]:
-        """Lets a callback that has moved `max_epochs` have its epochs; then writes what it asked for."""
+        """Follows a callback's change of `max_epochs`, then writes the files that callbacks requested."""
         if not state.resumed and stages.is_done(self._trainer):
             state.request_stop("Lightning's trainer was stopped before the first batch")
             self._fit_loop.draw_seeds()
@@ -281,14 +285,14 @@ class LightningTask:
     @hookimpl
     def forward(self, state: State) -> Any:
         """Runs the training step, for passes of plugins outside of the training, such as swa's."""
-        # What the loop has loaded is transferred already; a pass beside it takes batches itself.
+        # The loop's batches are transferred already; a plugin's pass loads its own batches.
         is_raw = has_transfer(self._trainer) and not self._in_batch
         batch = self._transferred(state.batch) if is_raw else state.batch
         return computed_untrained(self._trainer, self._calls, batch)
 
     @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:
-        """Calls the hooks around `backward`, and it."""
+        """Runs `backward` with the hooks around it."""
         return self._automatic.backward(state, loss)
 
     @hookimpl(wrapper=True, specname="clip_gradients")
@@ -319,14 +323,14 @@ class LightningTask:
 
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
-        """Leaves gradients to `backward`, which empties them where Lightning does."""
+        """Skips zeroing: `backward` zeroes gradients at the moments when Lightning does."""
         if not self._in_train_batch:
             self._module.zero_grad()
         return True
 
     @hookimpl(wrapper=True)
     def batch_end(self, state: State) -> Generator[None, None, None]:
-        """Moves the schedulers and ends the batch as Lightning does, once all others have seen it."""
+        """Steps the schedulers and ends the batch as Lightning does, after all other plugins."""
         yield
         if self._is_unseen:
             return
@@ -349,33 +353,33 @@ class LightningTask:
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
-        """Answers by the validation interval; after an epoch as after its last batch."""
+        """Whether the validation interval is reached, also after the last batch of an epoch."""
         return self._validates
 
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
-        """Has Lightning's own loop validate; outside of a fit, too."""
-        found = evaluated(self._trainer, self._calls)
+        """Validates with Lightning's own loop, also outside of a fit."""
+        metrics = evaluated(self._trainer, self._calls)
         if self._trainer.training:
             self._files.keep_validated(state)
-        state.eval_metrics |= found
-        return found
+        state.eval_metrics |= metrics
+        return metrics
 
     @hookimpl
     def predict(self, state: State, dataloader: Any) -> list[Any]:
-        """Has Lightning's own loop predict."""
+        """Predicts with Lightning's own loop."""
         return predicted(self._trainer, dataloader)
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        """Moves the schedulers that follow a metric: the last that is left of the batch to do."""
+        """Steps the schedulers that monitor a metric, at the very end of the batch."""
         if not self._ends_epoch:
             stages.end_advance(self._epoch_loop, accumulates=self._accumulates)
         self._files.complete(state)
 
     @hookimpl
     def epoch_checkpoint(self, state: State) -> None:
-        """Writes what `ModelCheckpoint` has asked for since."""
+        """Writes the files that `ModelCheckpoint` has requested since."""
         self._files.complete(state)
 
     @hookimpl
@@ -398,7 +402,7 @@ class LightningTask:
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Calls what Lightning calls after its last epoch, unless the run was interrupted."""
+        """Calls Lightning's hooks after its last epoch, unless the run was interrupted."""
         self._files.complete(state)
         self._files.finish(state)
         if self._files.lend is not None and not is_interruption(state.stop_reason):
@@ -411,17 +415,19 @@ class LightningTask:
 
     @hookimpl(conditional=True)
     def export(self, state: State, path: Path) -> Path | None:
-        """Takes the weights that evaluation sees, in the place of writing them."""
+        """Collects the evaluated weights for `lend`, instead of writing them."""
         if self._lent is None:
             return None
-        self._lent.update((name, one.clone()) for name, one in self._module.state_dict().items())
+        self._lent.update(
+            (name, tensor.clone()) for name, tensor in self._module.state_dict().items()
+        )
         return path
 
     def lend(self, trainer: Trainer) -> None:
-        """Has files, and the module after the fit, have the weights that evaluation sees.
+        """Makes files, and the module after the fit, use the weights that evaluation uses.
 
         Args:
-            trainer: eventloop's, with a plugin that evaluates averages, say.
+            trainer: eventloop's trainer, possibly with a plugin that evaluates averaged weights.
         """
 
         def lent() -> dict[str, Tensor]:
@@ -432,8 +438,12 @@ class LightningTask:
             finally:
                 self._lent = None
 
-        around = [one for one in trainer.assembly.implementations["evaluate"] if one.wrapper]
-        if any(one.plugin.role == "algorithm" for one in around):
+        wrappers = [
+            implementation
+            for implementation in trainer.assembly.implementations["evaluate"]
+            if implementation.wrapper
+        ]
+        if any(implementation.plugin.role == "algorithm" for implementation in wrappers):
             self._files.lend = lent
 
     @hookimpl

@@ -36,7 +36,7 @@ _SAME = (
 
 
 class NoProgress:
-    """Takes the place of the installed plugin that shows progress, and shows nothing."""
+    """Replaces the installed progress plugin, and shows nothing."""
 
     name = "progress"
     shows_progress = True
@@ -51,15 +51,15 @@ class Trainer(LightningTrainer):
 
     Args:
         settings: of eventloop, by name: {"run_dir": "runs/a", "checkpoint_interval": "1ep"}.
-        algorithms: plugins of eventloop that may change the training; installed ones stay off.
+        algorithms: plugins of eventloop that may change the training; installed plugins stay off.
         watchers: plugins of eventloop that only watch.
         leave_out: keys that `on_save_checkpoint` adds and that the checkpoints of a run_dir leave out,
             such as objects; Lightning's own files have them.
-        arguments: Lightning's, under its names.
+        arguments: arguments of Lightning's Trainer.
 
     Attributes:
-        averages: the weights that an algorithm evaluates, ema's average say, at the end of the last
-            fit; None without one. The module has those of the last validation.
+        averages: the weights that an algorithm evaluates at the end of the last fit, such as ema's
+            average; None without such an algorithm. The module has the last validated ones.
 
     Raises:
         SettingError: an argument can't be honoured.
@@ -86,12 +86,12 @@ class Trainer(LightningTrainer):
         if is_silent and NoProgress.name not in names:
             self._watchers.append(NoProgress())
         device = checked_device(arguments)
-        given = {key: one for key, one in arguments.items() if key not in _OURS}
+        lightning_arguments = {key: value for key, value in arguments.items() if key not in _OURS}
         self._shares_batch_norms = bool(arguments.get("sync_batchnorm"))
-        given["strategy"], given["devices"] = strategy_for(device), 1
-        if not {device.type, given.get("accelerator")} & set(AcceleratorRegistry):
-            given["accelerator"] = accelerator_for(device)
-        super().__init__(**given)
+        lightning_arguments["strategy"], lightning_arguments["devices"] = strategy_for(device), 1
+        if not {device.type, lightning_arguments.get("accelerator")} & set(AcceleratorRegistry):
+            lightning_arguments["accelerator"] = accelerator_for(device)
+        super().__init__(**lightning_arguments)
         take_device(self.strategy, device)
         epoch_loop = self.fit_loop.epoch_loop
         self.fit_loop = FitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
@@ -135,7 +135,7 @@ class Trainer(LightningTrainer):
         if resumed is not None:
             loop.first = tuple(resumed.parts["plugins"]["task"]["state"]["first"])
         settings = {**self._settings(model), **self.eventloop_settings}
-        # A run goes on with other arguments, more epochs say, as under Lightning.
+        # A run may resume with other arguments, such as more epochs, as under Lightning.
         allowed = Allowed(config_change=True)
         anomalies = (
             torch.autograd.set_detect_anomaly(True) if self._detect_anomaly else nullcontext()
@@ -153,7 +153,7 @@ class Trainer(LightningTrainer):
         return None
 
     def _settings(self, model: LightningModule) -> dict[str, Any]:
-        """Returns eventloop's settings for what the arguments ask."""
+        """Returns the eventloop settings that correspond to the arguments."""
         return {
             "max_duration": self._duration(model),
             "device": str(self.strategy.root_device),
@@ -184,10 +184,10 @@ class Trainer(LightningTrainer):
                 "this Trainer has fitted already, and its run_dir holds that run",
                 fix="make a new Trainer, with another run_dir or without one",
             )
-        for one in self.callbacks:
-            if isinstance(one, BatchSizeFinder | LearningRateFinder):
+        for callback in self.callbacks:
+            if isinstance(callback, BatchSizeFinder | LearningRateFinder):
                 raise SettingError(
-                    f"{type(one).__name__} runs fits inside of a fit, which the loop doesn't",
+                    f"{type(callback).__name__} runs fits inside of a fit, which the loop doesn't",
                     fix="set the batch size, or the learning rate, in the module; "
                     'settings={"microbatch_size": "auto"} fits a batch into the memory',
                 )
@@ -195,11 +195,11 @@ class Trainer(LightningTrainer):
 
 def _require_algorithms(trainer: eventloop.Trainer, resumed: Checkpoint | None) -> None:
     """Refuses to resume without an algorithm that the run began with."""
-    then = [] if resumed is None else resumed.facts["manifest"]["plugins"]
-    now = [one.name for one in trainer.plugins]
-    for one in then:
-        if one["role"] == "algorithm" and one["name"] not in now:
-            raise ResumeError(f"the run was begun with {one['name']}, which isn't here")
+    saved_plugins = [] if resumed is None else resumed.facts["manifest"]["plugins"]
+    names = [plugin.name for plugin in trainer.plugins]
+    for plugin in saved_plugins:
+        if plugin["role"] == "algorithm" and plugin["name"] not in names:
+            raise ResumeError(f"the run was begun with {plugin['name']}, which isn't here")
 
 
 @contextmanager
@@ -213,10 +213,10 @@ def _in_own_words() -> Iterator[None]:
 
 
 def _signature() -> inspect.Signature:
-    """Returns what the trainer takes, for command lines and editors: Lightning's arguments and ours."""
+    """Returns the trainer's signature, for command lines and editors: Lightning's arguments and ours."""
     theirs = inspect.signature(LightningTrainer.__init__)
     ours = inspect.signature(Trainer.__init__, eval_str=True).parameters.values()
-    added = [one for one in ours if one.kind is one.KEYWORD_ONLY]
+    added = [parameter for parameter in ours if parameter.kind is parameter.KEYWORD_ONLY]
     return theirs.replace(parameters=[*theirs.parameters.values(), *added])
 
 

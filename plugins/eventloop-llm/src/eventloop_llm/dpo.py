@@ -16,12 +16,12 @@ from eventloop_llm.chats.documents import num_tokens
 from eventloop_llm.chats.pairs import Pairs, chosen_and_rejected, num_rows, pair_batches_of
 from eventloop_llm.chats.rows import read_rows
 from eventloop_llm.chats.tokens import Conversations
-from eventloop_llm.models.model_task import EVAL, ModelTask, Samples, Schedule, adamw, schedule_of
+from eventloop_llm.models.model_task import EVAL, ModelTask, Samples, Schedule, training
 from eventloop_llm.models.pretrained import Dtype, model_maker, tokenizer_of
 from eventloop_llm.models.references import Chosen, Reference, ReferenceKind
 from eventloop_llm.models.stored_reference import Stored
 from eventloop_llm.preferences.answers import answers_of, cut_pairs_of
-from eventloop_llm.preferences.preference_losses import LOSSES, Loss
+from eventloop_llm.preferences.preference_losses import LOSSES, Loss, LossOptions
 from eventloop_llm.preferences.preference_plugin import NllOn, Preferences
 
 
@@ -67,67 +67,75 @@ def task(
             prompt, chosen and rejected, or chosen and rejected as chats that begin alike; for kto also
             prompt, completion and label, a bool.
         loss: dpo, ipo, kto, orpo, simpo or cpo.
-        reference: companion: a second model; adapters-off: the model without its adapters; auto: the
-            latter if there are some. orpo, simpo and cpo need none.
-        reference_model: of the companion; not set: the model itself before it is trained.
+        reference: companion: a second model; adapters-off: the model without its adapters; auto:
+            adapters-off if the model has adapters, else companion. orpo, simpo and cpo need none.
+        reference_model: the companion; not set: the model before training.
         store_reference: whether the reference's log-probabilities are computed once, before training,
             into the run's folder, so that no second model stays in memory.
-        beta: how far the model may move from the reference, the less the further; not set: 0.1, of
-            simpo 2.0.
-        gamma: by how much a chosen answer should be ahead; not set: 0, of simpo 1.0.
-        label_smoothing: the share of pairs that are assumed to be the wrong way round.
-        average: whether log-probabilities are means over the tokens of an answer, or sums; not set: as
-            the loss has them.
-        nll_weight: of the chosen answer's own loss; not set: 1 of orpo and cpo, else 0.
-        nll_on: whether that is over the answer, or over all of its chat.
-        desired_weight: kto's weight of the losses of desired answers.
-        undesired_weight: kto's weight of the losses of the other answers.
-        rotate_in: for kto, each answer is compared with the next other prompt; after so many rows with
-            the first of them. Not set: of all.
+        beta: how strongly the model is held to the reference; not set: 0.1, for simpo 2.0.
+        gamma: margin by which a chosen answer should lead; not set: 0, for simpo 1.0.
+        label_smoothing: assumed share of pairs whose preference is the wrong way round.
+        average: whether an answer's log-probability is a mean over its tokens, not a sum; not set: as
+            the loss defines it.
+        nll_weight: weight of the chosen answer's language modeling loss; not set: 1 for orpo and cpo,
+            else 0.
+        nll_on: whether that loss covers the answer, or all of the chat.
+        desired_weight: weight of desired answers in the kto loss.
+        undesired_weight: weight of undesired answers in the kto loss.
+        rotate_in: kto compares each answer with that of another prompt, chosen within groups of this
+            many rows; not set: a single group.
         eval_data: data to evaluate with, in the same formats.
-        tokenizer: its folder or name, if it isn't in the model's folder; in Python also the tokenizer.
+        tokenizer: folder or name of the tokenizer, if it isn't in the model's folder; in Python also
+            the tokenizer.
         chat_template: a file with a template that replaces the tokenizer's.
-        max_length: tokens of a prompt with an answer; longer ones are cut at their end.
-        batch_size: rows of a batch, on each rank.
-        microbatch_size: rows of a microbatch, padded separately; not set: the batch is one.
-        shuffle: whether the order changes in each epoch.
-        num_workers: processes that make batches.
-        dtype: of the weights; auto: as they are saved.
+        max_length: maximum number of tokens in a prompt with its answer; longer rows are truncated at
+            the end.
+        batch_size: number of rows in a batch, on each rank.
+        microbatch_size: number of rows in a microbatch, each microbatch padded separately; not set:
+            the whole batch.
+        shuffle: whether to reshuffle the rows in each epoch.
+        num_workers: number of processes that load data.
+        dtype: dtype of the weights; auto: as saved.
         lr: highest learning rate.
-        weight_decay: of AdamW.
-        schedule: how the learning rate falls after the warm-up.
-        warmup: how long it rises.
-        num_samples: prompts of the eval data that are answered after each evaluation.
-        max_new_tokens: of such an answer.
+        weight_decay: weight decay of AdamW.
+        schedule: how the learning rate falls after the warmup.
+        warmup: how long the learning rate rises.
+        num_samples: number of eval prompts to answer after each evaluation.
+        max_new_tokens: maximum number of tokens in such an answer.
     """
     _require_effects(loss, locals())
     tokenizer = tokenizer_of(model, tokenizer, chat_template)
     conversations = Conversations(tokenizer, "completion")
     read = partial(_read, loss, conversations, max_length, rotate_in)
-    train, note = read(data, 0)
-    sets = [train]
+    train_pairs, note = read(data, 0)
+    datasets = [train_pairs]
     prompts = []
     if eval_data is not None:
-        evals, eval_note = read(eval_data, len(train))
-        sets.append(evals)
+        # Row numbers continue in the eval set: a stored reference looks both up in the same table.
+        eval_pairs, eval_note = read(eval_data, len(train_pairs))
+        datasets.append(eval_pairs)
         note += f"; {EVAL}: {eval_note}"
         prompts = _prompts(eval_data, conversations, num_samples)
-    numbers = {"beta": beta, "gamma": gamma, "is_mean": average, "nll_weight": nll_weight}
-    changes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
-    options = replace(LOSSES[loss], label_smoothing=label_smoothing, **changes)
+    options = _loss_options(
+        loss, label_smoothing, beta=beta, gamma=gamma, is_mean=average, nll_weight=nll_weight
+    )
     make_model = model_maker(model, dtype)
-    compared: Reference | None = None
+    reference_to_use: Reference | None = None
     if options.has_reference:
-        companion = None if reference_model is None else model_maker(reference_model, dtype)
-        compared = Chosen(reference, companion, None if store_reference else make_model)
+        make_companion = None if reference_model is None else model_maker(reference_model, dtype)
+        # A stored reference is computed before training, by the model itself: no second model is made.
+        make_copy = None if store_reference else make_model
+        reference_to_use = Chosen(reference, make_companion, make_copy)
         if store_reference:
-            compared = Stored(compared, sets, pad_id=tokenizer.pad_token_id, batch_size=batch_size)
+            reference_to_use = Stored(
+                reference_to_use, datasets, pad_id=tokenizer.pad_token_id, batch_size=batch_size
+            )
     loader = partial(
         pair_batches_of, pad_id=tokenizer.pad_token_id, batch_size=batch_size,
         microbatch_size=microbatch_size, num_workers=num_workers,
     )  # fmt: skip
     plugin = Preferences(
-        loss, options, compared, nll_on=nll_on, desired_weight=desired_weight,
+        loss, options, reference_to_use, nll_on=nll_on, desired_weight=desired_weight,
         undesired_weight=undesired_weight,
     )  # fmt: skip
     return ModelTask(
@@ -136,21 +144,27 @@ def task(
         loss_weight=num_rows,
         num_samples=num_rows,
         num_tokens=num_tokens,
-        train_dataloader=loader(train, shuffle=shuffle),
-        eval_dataloaders={EVAL: loader(sets[1])} if sets[1:] else None,
-        optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
-        scheduler=schedule_of(schedule, warmup),
+        train_dataloader=loader(train_pairs, shuffle=shuffle),
+        eval_dataloaders=None if eval_data is None else {EVAL: loader(eval_pairs)},
         algorithms=[plugin],
         callbacks=[Samples(tokenizer, prompts, max_new_tokens=max_new_tokens, header=note)],
-        settings={"max_duration": "1ep", "clip_norm": 1.0},
+        **training(
+            lr=lr, weight_decay=weight_decay, schedule=schedule, warmup=warmup, max_duration="1ep"
+        ),
     )
+
+
+def _loss_options(loss: Loss, label_smoothing: float, **numbers: float | None) -> LossOptions:
+    """Returns the options of a loss; a number that is None keeps the loss's default."""
+    changes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+    return replace(LOSSES[loss], label_smoothing=label_smoothing, **changes)
 
 
 def _read(
     loss: Loss, conversations: Conversations, max_length: int, rotate_in: int | None, data: Any,
     first_number: int,
 ) -> tuple[Pairs, str]:  # fmt: skip
-    """Returns the rows as tokens, and a note on them."""
+    """Returns the rows as tokens, and a note on them for the run's header."""
     rows, name = read_rows(data)
     if loss == "kto":
         answers = answers_of(rows, name, conversations, max_length, rotate_in)
@@ -165,6 +179,7 @@ def _read(
 
 
 def _prompts(data: Any, conversations: Conversations, num: int) -> list[tuple[list[int], str]]:
+    """Returns the token ids and the reference answers of the first prompts."""
     rows, _ = read_rows(data)
     answered_rows = [
         row if "completion" in row else chosen_and_rejected(row)[0] for row in rows[:num]
@@ -174,16 +189,23 @@ def _prompts(data: Any, conversations: Conversations, num: int) -> list[tuple[li
 
 
 def _require_effects(loss: Loss, options: Mapping[str, Any]) -> None:
-    """Raises a SettingError for an option that the loss doesn't have."""
-    pairs: set[Loss] = {"dpo", "ipo", "orpo", "simpo", "cpo"}
-    compared: set[Loss] = {"dpo", "ipo", "kto"}
-    margins: set[Loss] = {"dpo", "simpo", "cpo"}
+    """Raises a SettingError for an option that this loss ignores."""
+    losses_of_pairs: set[Loss] = {"dpo", "ipo", "orpo", "simpo", "cpo"}
+    losses_with_reference: set[Loss] = {"dpo", "ipo", "kto"}
+    losses_with_margin: set[Loss] = {"dpo", "simpo", "cpo"}
     effects: dict[str, set[Loss]] = {
-        "reference": compared, "reference_model": compared, "store_reference": compared,
-        "gamma": margins, "label_smoothing": margins, "average": pairs, "nll_weight": pairs,
-        "nll_on": pairs, "desired_weight": {"kto"}, "undesired_weight": {"kto"},
+        "reference": losses_with_reference,
+        "reference_model": losses_with_reference,
+        "store_reference": losses_with_reference,
+        "gamma": losses_with_margin,
+        "label_smoothing": losses_with_margin,
+        "average": losses_of_pairs,
+        "nll_weight": losses_of_pairs,
+        "nll_on": losses_of_pairs,
+        "desired_weight": {"kto"},
+        "undesired_weight": {"kto"},
         "rotate_in": {"kto"},
-    }  # fmt: skip
+    }
     defaults = inspect.signature(task).parameters
     for name, losses in effects.items():
         if loss not in losses and options[name] != defaults[name].default:

@@ -1,4 +1,4 @@
-"""Learning from rewards for completions that the model generates: the plugin `grpo`, and a task for it.
+"""Learning from rewards for generated completions: the plugin `grpo`, and a task for it.
 
 eventloop fit eventloop_llm.grpo --task.model FOLDER --task.data prompts.jsonl --grpo.num-generations 8
 """
@@ -21,7 +21,7 @@ from eventloop import PluginError, State, StepOutcome, Task, TaskError, Time, ho
 from eventloop.toolbox import as_option, evaluation_mode
 from eventloop_llm.chats.rows import read_rows
 from eventloop_llm.chats.tokens import Conversations, made_of_rows
-from eventloop_llm.models.model_task import ModelTask, Schedule, adamw, schedule_of
+from eventloop_llm.models.model_task import ModelTask, Schedule, training
 from eventloop_llm.models.passes import model_inputs
 from eventloop_llm.models.pretrained import Dtype, model_maker, named_tokenizer, tokenizer_of
 from eventloop_llm.rollouts.completions import Rollouts, minibatch, prompts_of, texts_of
@@ -32,31 +32,32 @@ from eventloop_llm.rollouts.rollout_hooks import RolloutHooks
 
 
 class Grpo:
-    """Trains a language model on rewards for what it generates: GRPO, DAPO, Dr. GRPO.
+    """Trains a language model on rewards for its own completions: GRPO, DAPO, Dr. GRPO.
 
-    A batch of the task is one of prompts. The model generates completions of each, they are judged, and
-    the loss raises the probability of those that are better than the others of their prompt. The task's
-    own loss isn't computed.
+    A batch of the task is a batch of prompts. The model generates completions of each prompt, the
+    completions are rewarded, and the loss raises the probability of completions that are better than
+    their prompt's average. The task's own loss isn't computed.
 
     Args:
         num_generations: completions of a prompt, 2 or more.
         reward: module:function or ./file.py:function; in Python the function itself: takes `Rollouts`,
-            returns a number for each. Other packages add rewards by the hook `reward`.
-        tokenizer: the folder of the tokenizer that makes texts of tokens; in Python the tokenizer.
-        max_tokens: of a completion, at most.
-        temperature: logits are divided by it, when completions are drawn and in the loss.
-        top_k: so many tokens can be drawn; none for all.
-        top_p: tokens that hold this share of the probability can be drawn.
-        loss: "dapo", "grpo" or "dr_grpo": what the loss is a mean over.
-        scale_rewards: what differences of rewards are divided by: the standard deviation of the "group",
-            of the "batch", or "none".
+            returns a number for each. Other packages add rewards with the hook `reward`.
+        tokenizer: folder of the tokenizer that decodes completions; in Python the tokenizer.
+        max_tokens: maximum number of tokens in a completion.
+        temperature: divides the logits, both for drawing completions and in the loss.
+        top_k: number of most probable tokens to draw from; none for all.
+        top_p: smallest probability mass of tokens to draw from, in (0, 1].
+        loss: "dapo", "grpo" or "dr_grpo": how the loss is averaged.
+        scale_rewards: divisor of the rewards' differences: the standard deviation within the "group" or
+            the "batch", or "none".
         epsilon: ratios are clipped to [1 - epsilon, 1 + epsilon_high].
-        epsilon_high: likewise; `epsilon` unless given.
-        beta: weight of the divergence from the model as it was, the reference; with 0 there is none.
+        epsilon_high: upper clipping range; `epsilon` if not set.
+        beta: weight of the divergence from the reference, the model before training; 0 needs no
+            reference.
         unbiased_kl: whether the divergence is multiplied by the ratio, which makes its gradient unbiased.
-        num_iterations: how often a batch's completions are gone through.
-        steps_per_generation: into how many updates they are split, each time.
-        mask_truncated: whether completions that have reached `max_tokens` don't count.
+        num_iterations: number of passes over the completions of a batch.
+        steps_per_generation: number of updates in each pass.
+        mask_truncated: whether the loss ignores completions that reached `max_tokens`.
         log_rollouts: how often completions are logged as a table; None for never.
 
     Raises:
@@ -111,12 +112,12 @@ class Grpo:
         self._judge = named_reward(reward)
         self._tokenizer = named_tokenizer(tokenizer)
         self._reference: nn.Module | None = None
-        self._shown: tuple[Rollouts, Tensor, Tensor] | None = None
+        self._rollouts_to_log: tuple[Rollouts, Tensor, Tensor] | None = None
         self._interval: Time | None = None
 
     @hookimpl(trylast=True, after=("lora",))
     def init(self, state: State) -> None:
-        """Makes the reference: a copy of the model, unless it has adapters that can be switched off."""
+        """Creates the reference: a copy of the model, unless it has adapters that can be disabled."""
         if not self.beta or hasattr(state.model, "disable_adapter"):
             return
         if any(param.is_meta for param in state.model.parameters()):
@@ -128,13 +129,13 @@ class Grpo:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Finds when completions are logged."""
+        """Resolves the interval at which completions are logged."""
         if self.log_rollouts is not None:
             self._interval = state.resolve(self.log_rollouts)
 
     @hookimpl
     def train_batch(self, state: State) -> bool | StepOutcome:
-        """Generates, judges, and makes the updates."""
+        """Generates completions, rewards them, and takes the steps."""
         rows = self._with_logps(state, self._judged(state, self._generated(state)))
         num = len(rows["advantages"])
         if num < self.steps_per_generation:
@@ -143,16 +144,16 @@ class Grpo:
                 fix=as_option("grpo", steps_per_generation=1) + ", or larger batches",
             )
         stepped: bool | StepOutcome = False
-        parts = torch.arange(num, device=state.device).tensor_split(self.steps_per_generation)
+        minibatches = torch.arange(num, device=state.device).tensor_split(self.steps_per_generation)
         for _ in range(self.num_iterations):
-            for numbers in parts:
+            for numbers in minibatches:
                 state.batch = minibatch(rows, numbers)
                 stepped = state.update(self._loss)
         return stepped
 
     @hookimpl(conditional=True, trylast=True)
     def rollout(self, state: State, prompts: Rollouts, seeds: Sequence[int]) -> Rollouts:
-        """Has the model generate, by transformers."""
+        """Generates completions with transformers."""
         if getattr(state.model, "generation_config", None) is None:
             raise PluginError(
                 f"grpo: {type(state.model).__name__} can't generate",
@@ -163,12 +164,12 @@ class Grpo:
 
     @hookimpl
     def reward(self, state: State, rollouts: Rollouts) -> Any:
-        """Returns the rewards from the given function; None if no function was given."""
+        """Returns the rewards of the `reward` function; None if there is no such function."""
         return None if self._judge is None else self._judge(rollouts)
 
     @hookimpl(conditional=True, tryfirst=True)
     def weigh_microbatch(self, state: State) -> Tensor | int | None:
-        """Returns what the loss is a mean over: tokens, or completions."""
+        """Returns the number of tokens or completions over which the loss is averaged."""
         batch = state.batch if state.microbatch is None else state.microbatch
         if not isinstance(batch, dict) or "completion_mask" not in batch:
             return None
@@ -176,11 +177,11 @@ class Grpo:
 
     @hookimpl
     def batch_end(self, state: State) -> None:
-        """Logs some completions as a table, now and then."""
+        """Logs completions as a table, at the interval `log_rollouts`."""
         is_due = self._interval is not None and state.clock.crossed(self._interval)
-        if is_due and self._shown is not None:
-            state.log_text("grpo/rollouts", table_of(*self._shown, self.num_generations))
-        self._shown = None
+        if is_due and self._rollouts_to_log is not None:
+            state.log_text("grpo/rollouts", table_of(*self._rollouts_to_log, self.num_generations))
+        self._rollouts_to_log = None
 
     def _generated(self, state: State) -> Rollouts:
         """Returns the completions of the batch's prompts."""
@@ -208,15 +209,16 @@ class Grpo:
         size = self.num_generations
         rewards = summed(state.call("reward", rollouts), len(rollouts), state.device)
         advantages = scaled(rewards, size, self.scale_rewards, state.all_gather)
+        # Logged before the rows are masked: truncated completions belong to the mean reward, too.
         state.log("grpo/reward", rewards.mean(), reduce="mean")
         state.log("grpo/reward_std", rewards.view(-1, size).std(1).mean(), reduce="mean")
-        state.log("grpo/length", rollouts.completion_mask.sum(1).mean(), reduce="mean")
         if state.rank == 0 and self._interval is not None:
-            self._shown = rollouts, rewards, advantages
+            self._rollouts_to_log = rollouts, rewards, advantages
         return rows_of(rollouts, advantages, mask_truncated=self.mask_truncated)
 
     def _with_logps(self, state: State, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the rows with the log-probabilities of other policies that the updates need."""
+        """Adds the log-probabilities under the generating policy and the reference, where needed."""
+        # With a single update per generation the policy hasn't changed yet: `_loss` uses its own values.
         if self.num_iterations * self.steps_per_generation > 1 and "old_logps" not in rows:
             rows["old_logps"] = self._logps_of_all(state, state.model, rows)
         if self._reference is not None:
@@ -228,7 +230,7 @@ class Grpo:
         return rows
 
     def _logps_of_all(self, state: State, model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
-        """Returns the log-probabilities of all completions, in microbatches, without gradients."""
+        """Returns the log-probabilities of all completions, a microbatch at a time, without gradients."""
         batch = state.batch
         num = len(rows["tokens"])
         size = state.microbatch_size or num
@@ -243,7 +245,7 @@ class Grpo:
 
     def _logps(self, model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
         length = rows["completion_mask"].shape[1]
-        # Padding is a document of its own, and positions are counted without it, as `generate` does.
+        # The document mask excludes padding, and positions skip it, as in `generate`.
         attended = rows["attended"]
         inputs = model_inputs(model, {
             "input_ids": rows["tokens"],
@@ -277,18 +279,14 @@ class Grpo:
 
 
 def _check_options(plugin: Grpo) -> None:
-    """Checks the values.
-
-    Raises:
-        ValueError: one is out of its range.
-    """
-    least_values = {
+    """Raises a ValueError for an option that is out of its range."""
+    min_values = {
         "num_generations": 2, "max_tokens": 1, "num_iterations": 1, "steps_per_generation": 1,
     }  # fmt: skip
-    for name, least in least_values.items():
+    for name, min_value in min_values.items():
         value = getattr(plugin, name)
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name}={value!r} is not an int of {least} or more")
+        if type(value) is not int or value < min_value:
+            raise ValueError(f"{name}={value!r} is not an int of {min_value} or more")
     if plugin.top_k is not None and plugin.top_k < 1:
         raise ValueError(f"top_k={plugin.top_k!r} is not an int of 1 or more")
     for name in ("temperature", "top_p"):
@@ -331,16 +329,18 @@ def task(
         model: a folder that `save_pretrained` wrote, or a name on the Hub; in Python also a function
             that returns the model.
         data: a .jsonl or .parquet file, or a folder of datasets; in Python also the rows. A row has a
-            prompt, a text or messages; or messages, up to the last of an assistant. Its further entries are
-            columns of the rollouts.
-        tokenizer: its folder or name, if it isn't in the model's folder; in Python also the tokenizer.
+            prompt, a text or messages; or messages, up to the last of an assistant. Its further entries
+            are columns of the rollouts.
+        tokenizer: folder or name of the tokenizer, if it isn't in the model's folder; in Python also
+            the tokenizer.
         chat_template: a file with a template that replaces the tokenizer's.
-        batch_size: prompts of a batch, on each rank.
-        shuffle: whether the order changes in each epoch.
-        dtype: of the weights; auto: as they are saved.
+        batch_size: number of prompts in a batch, on each rank.
+        shuffle: whether to reshuffle the rows in each epoch.
+        dtype: dtype of the weights; auto: as saved.
         lr: highest learning rate.
-        weight_decay: of AdamW.
-        schedule: how the learning rate falls after `warmup`.
+        weight_decay: weight decay of AdamW.
+        schedule: how the learning rate falls after the warmup.
+        warmup: how long the learning rate rises.
     """
     tokenizer = tokenizer_of(model, tokenizer, chat_template)
     rows, name = read_rows(data)
@@ -354,9 +354,9 @@ def task(
         model=model_maker(model, dtype),
         forward=_unjudged,
         train_dataloader=loader,
-        optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
-        scheduler=schedule_of(schedule, warmup),
-        settings={"max_duration": "1ep", "clip_norm": 1.0},
+        **training(
+            lr=lr, weight_decay=weight_decay, schedule=schedule, warmup=warmup, max_duration="1ep"
+        ),
     )
 
 
@@ -376,7 +376,7 @@ def _prompt(conversations: Conversations, row: Mapping[str, Any]) -> dict[str, A
 
 
 def _batch(pad_id: int, prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns prompts padded on the left, and columns of those names that all have."""
+    """Returns prompts padded on the left, and the columns that every prompt of the batch has."""
     ids = [torch.tensor(prompt["input_ids"]) for prompt in prompts]
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
     padded_ids = pad(ids, padding_value=pad_id)

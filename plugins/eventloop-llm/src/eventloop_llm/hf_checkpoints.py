@@ -1,4 +1,4 @@
-"""The plugin `hf-checkpoints`: which checkpoints become folders, and when."""
+"""The plugin `hf-checkpoints`: chooses the checkpoints that are also written as folders of transformers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from eventloop_llm.models.pretrained import named_tokenizer
 class HfCheckpoints:
     """Writes checkpoints as folders that `from_pretrained` of transformers loads.
 
-    They are made of checkpoints that are written and verified, in a thread, while training goes on: the
-    model isn't touched, and no step waits. The last checkpoint of a fit is always one of them.
+    A background thread makes the folders from checkpoints that are written and verified: it doesn't
+    touch the model, and training doesn't wait. The last checkpoint of a fit always gets a folder.
 
     Args:
-        interval: one checkpoint of each such number of batches, "1000ba"; None for all.
-        folder: where they go; None for `hf` in the run's folder.
-        tokenizer: the folder of the tokenizer, or its name; in Python the tokenizer itself.
-        max_shard_size: of a file of weights.
-        keep: how many folders stay, the newest; None for all.
-        store: the URL where they go, too, `s3://bucket/model`; needs eventloop-remote.
+        interval: writes a folder every so many batches, "1000ba"; None for every checkpoint.
+        folder: where the folders go; None for `hf` in the run's folder.
+        tokenizer: folder or name of the tokenizer; in Python the tokenizer itself.
+        max_shard_size: maximum size of a file of weights.
+        keep: number of folders to keep, the newest; None for all.
+        store: URL to upload the folders to, `s3://bucket/model`; needs eventloop-remote.
 
     Raises:
-        ValueError: an option has a value that can't be.
+        ValueError: an option has an invalid value.
     """
 
     off_until_named = True
@@ -51,7 +51,7 @@ class HfCheckpoints:
     ) -> None:
         self.interval = None if interval is None else Time(interval)
         if self.interval is not None and self.interval.unit != "ba":
-            raise ValueError(f"interval={str(self.interval)!r} isn't in batches, '1000ba', say")
+            raise ValueError(f"interval={str(self.interval)!r} isn't in batches, such as '1000ba'")
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"keep={keep!r} is not an int of 1 or more")
         if store:
@@ -63,12 +63,12 @@ class HfCheckpoints:
         self.store = store
         self._pretrained: Pretrained | None = None
         self._background: FolderWriter | None = None
-        self._last: Path | None = None
-        self._begun: set[int] = set()  # the batches of folders that are written, or will be
+        self._last_checkpoint: Path | None = None
+        self._begun: set[int] = set()  # batches whose folders are written or scheduled
 
     @hookimpl(trylast=True)
     def init(self, state: StateView) -> None:
-        """Takes the model's configuration, when all surgery is done."""
+        """Copies the model's configuration, after other plugins have changed the model."""
         tokenizer = named_tokenizer(self.tokenizer)
         try:
             self._pretrained = Pretrained.of(state.model, tokenizer, self.max_shard_size)
@@ -94,11 +94,11 @@ class HfCheckpoints:
 
     @hookimpl(rank_zero=True)
     def checkpoint_saved(self, state: StateView, path: Path | Url) -> None:
-        """Has a folder written, if it is time."""
+        """Schedules a folder for this checkpoint, if one is due."""
         assert self._background is not None
         self._background.require()
         local = path
-        if isinstance(path, Url):  # of one process, a copy is here
+        if isinstance(path, Url):  # a run of a single process keeps a local copy
             local = state.run_dir / "checkpoints" / path.name.partition(".")[0]
         if not isinstance(local, Path) or not local.is_dir():
             warnings.warn(
@@ -106,16 +106,16 @@ class HfCheckpoints:
                 stacklevel=2,
             )
             return
-        self._last = local
+        self._last_checkpoint = local
         if self._is_due(state, local):
             self._write(state, local)
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
-        """Writes the last checkpoint, and waits for all folders."""
+        """Schedules a folder for the last checkpoint, and waits for all folders."""
         assert self._background is not None
-        if self._last is not None:
-            self._write(state, self._last)
+        if self._last_checkpoint is not None:
+            self._write(state, self._last_checkpoint)
         self._background.wait()
 
     @hookimpl
@@ -129,7 +129,7 @@ class HfCheckpoints:
         return state.run_dir / "hf" if self.folder is None else self.folder
 
     def _is_due(self, state: StateView, checkpoint: Path) -> bool:
-        """Whether a multiple of the interval lies between the folder before and this checkpoint."""
+        """Whether a multiple of the interval lies between the previous folder and this checkpoint."""
         if self.interval is None:
             return True
         batch = batch_of(checkpoint)
@@ -140,7 +140,7 @@ class HfCheckpoints:
         return batch // length > previous // length
 
     def _write(self, state: StateView, checkpoint: Path) -> None:
-        """Has a folder of a checkpoint written, once: the last one of a fit may be saved twice."""
+        """Schedules the folder of a checkpoint once: the last checkpoint of a fit may be saved twice."""
         assert self._background is not None
         if (batch := batch_of(checkpoint)) in self._begun:
             return

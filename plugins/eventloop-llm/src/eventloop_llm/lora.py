@@ -36,24 +36,24 @@ from eventloop_llm.models.adapters import (
 
 
 class Lora:
-    """Trains low-rank adapters of a model, of peft; checkpoints hold them and not the base model.
+    """Trains low-rank adapters with peft; checkpoints hold the adapters but not the base model.
 
-    Without `r` the task's model has adapters already: `peft.get_peft_model`, of any kind and number,
-    has made it.
+    Without `r`, the task's model must have adapters already, made by `peft.get_peft_model`, of any kind
+    and number.
 
     Args:
-        r: the rank of the adapter that is made.
-        target_modules: names of the layers that are adapted, or the ends of their names; peft knows
-            those of many models of transformers. ["all-linear"] are all linear ones but the head.
-        lora_alpha: what the adapter adds is multiplied by this, divided by the rank.
-        lora_dropout: the share of an adapter's inputs that is dropped.
-        use_rslora: whether it is divided by the root of the rank, Kalajdzievski 2023.
-        use_dora: whether the size of weights is trained apart from their direction, Liu et al. 2024.
-        modules_to_save: names of layers that are trained and saved whole: a new head, say.
-        task_type: what peft calls the task, "CAUSAL_LM" say; written into the exported folder.
+        r: rank of the new adapter.
+        target_modules: names of the layers to adapt, or the ends of their names; peft has defaults for
+            many models of transformers. ["all-linear"] adapts all linear layers but the head.
+        lora_alpha: scale of the adapter's output, divided by the rank.
+        lora_dropout: dropout probability of the adapter's inputs.
+        use_rslora: whether to divide by the root of the rank instead, Kalajdzievski 2023.
+        use_dora: whether to train the magnitude of weights apart from their direction, Liu et al. 2024.
+        modules_to_save: names of layers that are trained and saved entirely, such as a new head.
+        task_type: peft's name of the task, such as "CAUSAL_LM"; written into the exported folder.
         adapter: the name of the adapter.
-        merge: whether an export has what adapters add in the base model's weights, under its names: a
-            file, or a folder as `save_pretrained` writes it.
+        merge: whether an export merges the adapters into the base model's weights: a file, or a folder
+            as `save_pretrained` writes it.
 
     Raises:
         ValueError: an option is set that has no effect without `r`, or has a value that can't be.
@@ -90,19 +90,22 @@ class Lora:
         self.merge = merge
         self._note = ""
         if r is None and (target_modules or use_rslora or use_dora or modules_to_save):
-            raise ValueError("options of an adapter have no effect without r; r=8, say")
+            raise ValueError(
+                "options of an adapter have no effect without r; give one, such as r=8"
+            )
         if r is not None and not (isinstance(r, int) and r >= 1):
-            raise ValueError(f"r={r!r} is not a rank; give 1 or more, r=8, say")
+            raise ValueError(f"r={r!r} is not a rank; give an int of 1 or more, such as r=8")
         if not 0 <= lora_dropout < 1:
             raise ValueError(f"{lora_dropout=} is not a share; give 0 or more, less than 1")
         if not adapter or "." in adapter or "/" in adapter:
-            raise ValueError(f"{adapter=} is not the name of an adapter; give one without . and /")
+            raise ValueError(f"{adapter=} is not a name of an adapter; give a name without . and /")
 
     @hookimpl(trylast=True)
     def init(self, state: State) -> None:
         """Makes the adapter, without advancing the global random generators."""
         if self.r is not None:
             self._require_new(state.model)
+            # The same seed on every rank, so that all ranks start from the same adapter.
             generator = state.generator("lora", alike=True)
             seed = torch.randint(2**31, (1,), generator=generator, device=state.device)
             with kept_generators():
@@ -111,9 +114,7 @@ class Lora:
         elif not adapters_of(state.model):
             raise PluginError(
                 f"lora: {type(state.model).__name__} has no adapters",
-                fix="have some made, "
-                + as_option("lora", r=8)
-                + ", or by peft.get_peft_model in the "
+                fix="make some,  " + as_option("lora", r=8) + ", or by peft.get_peft_model in the "
                 "function that makes the model",
             )
         params = [*state.model.parameters()]
@@ -124,17 +125,17 @@ class Lora:
 
     @hookimpl
     def header_note(self) -> str:
-        """Returns how much is trained, and which adapters."""
+        """Returns the number of trained parameters, and the adapters' names."""
         return self._note
 
     @hookimpl
     def select_weights(self, state: State, names: Sequence[str]) -> list[str]:
-        """Returns the names of adapters, of what else is trained, and of buffers."""
+        """Returns the names of adapter weights, of all other trained parameters, and of buffers."""
         return names_to_save(state.model, names)
 
     @hookimpl(conditional=True)
     def read_weights(self, state: State, path: Path, plugins: Sequence[str]) -> FoundWeights | None:
-        """Reads a folder of peft's; the base model stays as it is."""
+        """Reads adapters from a folder written by peft; the base model's weights stay unchanged."""
         folders = folders_of(state.model, path)
         if not folders:
             return None
@@ -145,7 +146,7 @@ class Lora:
 
     @hookimpl(conditional=True, tryfirst=True)
     def export(self, state: State, path: Path) -> Path | None:
-        """Writes the adapters where the path has no suffix, merged weights where that is asked for."""
+        """Writes the adapters to a path without a suffix, or merged weights with `merge`."""
         is_sharded = any(sharded(param) is not None for param in state.model.parameters())
         if not path.suffix and not self.merge:
             weights = state.model.state_dict()
@@ -154,9 +155,9 @@ class Lora:
                 for adapter in adapters_of(state.model)
                 for name in saved_names(state.model, adapter)
             }
-            whole = gathered(slices, state.all_gather, keep=state.rank == 0)
+            gathered_weights = gathered(slices, state.all_gather, keep=state.rank == 0)
             if state.rank == 0:
-                save_folder(state.model, whole, path)
+                save_folder(state.model, gathered_weights, path)
             return path
         if not self.merge or path.suffix not in ("", ".safetensors"):
             return None
@@ -210,7 +211,7 @@ class Lora:
 
 
 def _require_layers(option: str, names: Sequence[str], layers: Sequence[str]) -> None:
-    """Checks that each name is the end of a layer's; peft leaves out those that aren't."""
+    """Checks that each name is the end of a layer's name: peft silently ignores the others."""
     for name in names:
         end = f".{name}" if option == "target_modules" else name  # as peft compares them
         if not any(f".{layer}".endswith(end) for layer in layers):
@@ -222,7 +223,7 @@ def _require_layers(option: str, names: Sequence[str], layers: Sequence[str]) ->
 
 
 def _save(model: nn.Module, path: Path) -> None:
-    """Writes weights as a whole: a kill leaves the file before or the new one."""
+    """Writes weights atomically: a kill leaves either the old file or the new file."""
     from safetensors.torch import save_model
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,19 +16,19 @@ from torch.utils.data import Dataset
 
 # No label, as in torch's cross_entropy and models of transformers.
 IGNORED = -100
-# The keys a document may have; an attention mask of ones adds nothing.
+# Tokenizers also return an attention mask, all ones for an unpadded document; it is dropped.
 _KEYS = {"input_ids", "labels", "attention_mask"}
 
 
 def best_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Packs documents, the longest first, each into the pack with the least room that takes it.
+    """Packs documents best fit first, longest document first: each goes into the fullest pack with room for it.
 
     Args:
         lengths: tokens of each document.
-        max_tokens: of a pack at most.
+        max_tokens: maximum number of tokens in a pack.
 
     Returns:
-        The indices in each pack, those of a pack in their own order; so are the packs, by their first.
+        The document indices of each pack, in ascending order; packs are sorted by their first index.
 
     Raises:
         ValueError: a length isn't between 1 and `max_tokens`.
@@ -62,7 +62,7 @@ def best_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def require_fits(length: int, max_tokens: int, subject: str) -> None:
-    """Raises a ValueError if a document has no token, or more than a pack takes."""
+    """Raises a ValueError if a document is empty, or longer than a pack."""
     if not 0 < length <= max_tokens:
         raise ValueError(
             f"{subject} has {length} tokens, and a pack takes 1 to max_tokens={max_tokens}: leave it "
@@ -76,19 +76,19 @@ def document_length(document: Any) -> int:
 
 
 class PackedDataset(Dataset[list[Any]]):
-    """A data set of packs over one of documents; each sample is a list of documents.
+    """A map-style dataset of packs over a dataset of documents; each sample is a list of documents.
 
     Packs are made once. Any sampler shuffles them: `DataLoader(PackedDataset(...), batch_size=8,
     shuffle=True, collate_fn=PackBatch())`.
 
     Args:
         dataset: map-style; a sample is a sequence of ids, or a mapping with `input_ids`.
-        max_tokens: of a pack at most.
-        lengths: tokens of each document; without them every document is read once, now.
+        max_tokens: maximum number of tokens in a pack.
+        lengths: tokens of each document; None reads every document once, in the constructor.
 
     Attributes:
         packs: the indices of the documents in each pack.
-        used_frac: how much of all rows of `max_tokens` is documents, in (0, 1].
+        used_frac: share of the packs' capacity that holds tokens, in (0, 1].
 
     Raises:
         ValueError: a document is empty, or longer than a pack; there are more or fewer lengths.
@@ -123,23 +123,23 @@ class Stateful(Protocol):
         """Returns the position."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores the position from a `state_dict`."""
 
 
 class PackedStream:
-    """Batches of packs, out of documents that come one after the other: a train data loader.
+    """Batches of packs from a stream of documents: a train data loader.
 
-    It has `state_dict` and `load_state_dict`: open packs and position are part of the run's
-    checkpoints, and a run that is resumed gets the same batches. Each epoch begins the documents anew;
-    at its end the open packs are the last batches.
+    Open packs and the position in the documents are part of the run's checkpoints, through `state_dict`
+    and `load_state_dict`, so that a resumed run gets the same batches. Each epoch starts the documents
+    again; the packs still open at its end become the last batches.
 
     Args:
-        documents: may be iterated over again. If it has `state_dict` and `load_state_dict`, it goes on
-            by itself; else those that were taken are read again and dropped.
-        max_tokens: of a pack at most.
-        batch_size: packs in a batch; the last may have fewer.
-        num_open: how many packs are filled at a time: more waste less, and hold more documents.
-        collate_fn: makes a batch of a list of packs; `PackBatch(length=max_tokens)` unless given.
+        documents: can be iterated over repeatedly. With `state_dict` and `load_state_dict` it restores
+            its own position; otherwise a resumed run reads and drops the documents already used.
+        max_tokens: maximum number of tokens in a pack.
+        batch_size: number of packs in a batch; the last batch may have fewer.
+        num_open: number of packs being filled; more packs waste less, but hold more documents in memory.
+        collate_fn: makes a batch of a list of packs; the default is `PackBatch(length=max_tokens)`.
 
     Raises:
         ValueError: a number is less than 1. While it is iterated over: a document is empty, or longer
@@ -169,7 +169,7 @@ class PackedStream:
         self._is_loaded = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the batches of an epoch; after `load_state_dict` those that are left."""
+        """Yields the batches of an epoch; after `load_state_dict` the remaining ones."""
         if not self._is_loaded:
             self._open.close()
             self._closed = []
@@ -188,7 +188,7 @@ class PackedStream:
             yield self._batch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the packs that no batch has had yet, and the position in the documents."""
+        """Returns the packs that aren't in a batch yet, and the position in the documents."""
         documents = self._documents
         return {
             "open": self._open.state_dict(),
@@ -198,7 +198,7 @@ class PackedStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores the packs and the position from a `state_dict`."""
         self._open.load_state_dict(state["open"])
         self._closed = [list(pack) for pack in state["closed"]]
         self._num_read = state["num_read"]
@@ -213,23 +213,23 @@ class PackedStream:
 
 
 class OpenPacks:
-    """Packs that are being filled, of a stream whose documents aren't known beforehand.
+    """Packs that are being filled from a stream, whose documents aren't known in advance.
 
-    A document goes into the open pack with the least room that takes it. Where none does, a new one is
-    opened; where too many are open, the fullest is closed first.
+    A document goes into the open pack with the least room that fits it. If none fits it, a new pack is
+    opened; if too many are open, the fullest is closed first.
 
     Args:
-        max_tokens: of a pack at most.
-        num_open: how many packs may be open.
+        max_tokens: maximum number of tokens in a pack.
+        num_open: maximum number of open packs.
     """
 
     def __init__(self, max_tokens: int, num_open: int) -> None:
         self._max_tokens = max_tokens
         self._num_open = num_open
-        self._packs: list[tuple[int, list[Any]]] = []  # the room of each, and its documents
+        self._packs: list[tuple[int, list[Any]]] = []  # room left and documents of each
 
     def add(self, document: Any, length: int) -> list[list[Any]]:
-        """Puts a document into a pack; returns the packs that are closed by it, 2 at most."""
+        """Puts a document into a pack; returns the packs that this closes, 2 at most."""
         closed = []
         fits = [idx for idx, (room, _) in enumerate(self._packs) if room >= length]
         if fits:
@@ -248,7 +248,7 @@ class OpenPacks:
         return closed
 
     def close(self) -> list[list[Any]]:
-        """Returns the open packs, in the order in which they were filled last; none is left."""
+        """Closes all packs and returns them, the most recently filled last."""
         packs = [pack for _, pack in self._packs]
         self._packs = []
         return packs
@@ -258,7 +258,7 @@ class OpenPacks:
         return [[room, list(pack)] for room, pack in self._packs]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores the open packs from a `state_dict`."""
         self._packs = [(room, list(pack)) for room, pack in state]
 
     def _room(self, idx: int) -> int:
@@ -274,9 +274,9 @@ class PackBatch:
 
     Args:
         pad_id: the token that fills rows; it has no label.
-        length: of all rows; None for the longest of the batch.
-        document_ids: whether the batch also has the number of its document for each token, -1 for
-            padding. `document_mask` makes a mask of them.
+        length: length of all rows; None for the longest in the batch.
+        document_ids: whether to add the index of each token's document within its row, -1 for padding;
+            `document_mask` makes an attention mask of it.
     """
 
     pad_id: int = 0
@@ -304,16 +304,16 @@ class PackBatch:
         }
 
     def _fills(self) -> dict[str, int | None]:
-        """Returns the value that fills the rows of each tensor; positions count on from 0 instead."""
+        """Returns the padding value of each tensor; None for positions, which count from 0 in the padding."""
         fills = {"input_ids": self.pad_id, "labels": IGNORED, "position_ids": None}
         return fills | ({"document_ids": -1} if self.document_ids else {})
 
 
 def document_mask(document_ids_BT: Tensor, *, is_causal: bool = True) -> Tensor:
-    """Returns which tokens a token may attend to: itself and the preceding ones of its document.
+    """Returns which tokens each token may attend to: itself and the preceding tokens of its document.
 
     Args:
-        document_ids_BT: of a batch that `PackBatch(document_ids=True)` made.
+        document_ids_BT: from a batch of `PackBatch(document_ids=True)`.
         is_causal: False: all tokens of its document, as in a BERT.
 
     Returns:
@@ -349,5 +349,5 @@ def _ids_and_labels(document: Any) -> tuple[Tensor, Tensor]:
 
 def _filled(row_T: Tensor, length: int, fill: int | None) -> Tensor:
     num = length - len(row_T)
-    rest = torch.arange(num) if fill is None else torch.full((num,), fill)
-    return torch.cat([row_T, rest])
+    padding = torch.arange(num) if fill is None else torch.full((num,), fill)
+    return torch.cat([row_T, padding])

@@ -19,7 +19,7 @@ from eventloop_llm.chats.documents import num_tokens
 from eventloop_llm.chats.pairs import DOCUMENTS, Pairs, num_rows, pair_batches_of, pairs_of
 from eventloop_llm.chats.rows import read_rows
 from eventloop_llm.chats.tokens import Conversations, require_some
-from eventloop_llm.models.model_task import EVAL, ModelTask, Samples, Schedule, adamw, schedule_of
+from eventloop_llm.models.model_task import EVAL, ModelTask, Samples, Schedule, training
 from eventloop_llm.models.passes import model_inputs
 from eventloop_llm.models.pretrained import Dtype, loaded, tokenizer_of
 
@@ -43,29 +43,32 @@ def task(
     schedule: Schedule = "cosine",
     warmup: str | None = "0.03dur",
 ) -> Task:
-    """Returns the task that trains a reward model: a language model whose head is one number.
+    """Returns the task that trains a reward model: a language model with a single output.
 
     Args:
-        model: a folder that `save_pretrained` wrote, or a name on the Hub, of a language model, which
-            gets a new head, or of a reward model; in Python also a function that returns one.
+        model: a folder that `save_pretrained` wrote, or a name on the Hub: a language model, which
+            gets a new head, or a reward model; in Python also a function that returns the model.
         data: a .jsonl or .parquet file, or a folder of datasets; in Python also the rows. A row has
             prompt, chosen and rejected, or chosen and rejected as chats that begin alike; and
             optionally margin: the minimal difference of their rewards.
         eval_data: data to evaluate with, in the same formats.
-        tokenizer: its folder or name, if it isn't in the model's folder; in Python also the tokenizer.
+        tokenizer: folder or name of the tokenizer, if it isn't in the model's folder; in Python also
+            the tokenizer.
         chat_template: a file with a template that replaces the tokenizer's.
         center_weight: weight of the squared sum of a pair's rewards, which keeps them around 0; for
             example 0.01.
-        max_length: tokens of a prompt with an answer; rows with a longer one are left out.
-        batch_size: pairs of a batch, on each rank.
-        microbatch_size: pairs of a microbatch, padded separately; not set: the batch is one.
-        shuffle: whether the order changes in each epoch.
-        num_workers: processes that make batches.
-        dtype: of the weights; auto: as they are saved.
+        max_length: maximum number of tokens in a prompt with its answer; pairs with a longer answer
+            are left out.
+        batch_size: number of pairs in a batch, on each rank.
+        microbatch_size: number of pairs in a microbatch, each microbatch padded separately; not set:
+            the whole batch.
+        shuffle: whether to reshuffle the rows in each epoch.
+        num_workers: number of processes that load data.
+        dtype: dtype of the weights; auto: as saved.
         lr: highest learning rate.
-        weight_decay: of AdamW.
-        schedule: how the learning rate falls after the warm-up.
-        warmup: how long it rises.
+        weight_decay: weight decay of AdamW.
+        schedule: how the learning rate falls after the warmup.
+        warmup: how long the learning rate rises.
 
     Raises:
         ValueError: `center_weight` is negative or not finite.
@@ -76,16 +79,16 @@ def task(
     if isinstance(model, str):
         model = partial(reward_model, model, dtype=dtype)
     read = partial(_read, Conversations(tokenizer, "completion"), max_length)
-    train, note = read(data)
-    loaders = None
+    train_pairs, note = read(data)
+    eval_loaders = None
     loader = partial(
         pair_batches_of, pad_id=tokenizer.pad_token_id, batch_size=batch_size,
         microbatch_size=microbatch_size, num_workers=num_workers,
     )  # fmt: skip
     if eval_data is not None:
-        evals, eval_note = read(eval_data)
+        eval_pairs, eval_note = read(eval_data)
         note += f"; {EVAL}: {eval_note}"
-        loaders = {EVAL: loader(evals)}
+        eval_loaders = {EVAL: loader(eval_pairs)}
     return ModelTask(
         tokenizer=tokenizer,
         model=partial(_padded_with, tokenizer.pad_token_id, model),
@@ -93,22 +96,24 @@ def task(
         loss_weight=num_rows,
         num_samples=num_rows,
         num_tokens=num_tokens,
-        train_dataloader=loader(train, shuffle=shuffle),
-        eval_dataloaders=loaders,
-        optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
-        scheduler=schedule_of(schedule, warmup),
+        train_dataloader=loader(train_pairs, shuffle=shuffle),
+        eval_dataloaders=eval_loaders,
         callbacks=[Samples(tokenizer, [], header=note)],
-        settings={"max_duration": "1ep", "clip_norm": 1.0},
+        **training(
+            lr=lr, weight_decay=weight_decay, schedule=schedule, warmup=warmup, max_duration="1ep"
+        ),
     )
 
 
 def reward_model(
     name: str, *, dtype: Dtype = "float32", pad_token_id: int | None = None
 ) -> nn.Module:
-    """Loads a model with one output, of the last token that isn't padding; a new head is drawn.
+    """Loads a model with a single output, read at the last token that isn't padding.
+
+    A language model gets a new head, initialized at random.
 
     Args:
-        pad_token_id: the token of padding; None: that of the model's configuration.
+        pad_token_id: id of the padding token; None for the model's configured id.
 
     Raises:
         TaskError: there is no such model.
@@ -141,10 +146,10 @@ def reward_losses(
     """Returns the loss of each pair, shape (B,).
 
     Args:
-        chosen_B: rewards of the better answers.
-        rejected_B: those of the others.
-        margin_B: by how much the first should be more.
-        center_weight: of the square of their sum, which keeps rewards around 0.
+        chosen_B: rewards of the chosen answers.
+        rejected_B: rewards of the rejected answers.
+        margin_B: difference that the rewards of a pair should have at least.
+        center_weight: weight of the squared sum of a pair's rewards, which keeps them around 0.
 
     Source: Bradley & Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, equation 1. The margin: Touvron et
     al. 2023, arXiv:2307.09288, equation 2; centering: Eisenstein et al. 2023, arXiv:2312.09244, equation 2.
@@ -154,14 +159,14 @@ def reward_losses(
 
 
 def _padded_with(pad_token_id: int, make: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    """Sets the padding that a model skips to that of the tokenizer: else it would judge a padded token."""
+    """Sets the model's padding token to the tokenizer's; otherwise it would score padding as the last token."""
     model: Any = make if isinstance(make, nn.Module) else make()
     model.config.get_text_config().pad_token_id = pad_token_id
     return model  # type: ignore[no-any-return]
 
 
 def _read(conversations: Conversations, max_length: int, data: Any) -> tuple[Pairs, str]:
-    """Returns pairs as tokens, and a note on them."""
+    """Returns the pairs as tokens, and a note on them for the run's header."""
     rows, name = read_rows(data)
     pairs = pairs_of(rows, name, conversations)
     short_pairs = []

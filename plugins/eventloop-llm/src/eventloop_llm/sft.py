@@ -13,7 +13,7 @@ from eventloop import State, Task, TaskError
 from eventloop_llm.chats.documents import Documents, batches_of, num_tokens
 from eventloop_llm.chats.rows import read_rows
 from eventloop_llm.chats.tokens import Conversations, LossOn, examples_of
-from eventloop_llm.models.model_task import EVAL, ModelTask, Samples, Schedule, adamw, schedule_of
+from eventloop_llm.models.model_task import EVAL, ModelTask, Samples, Schedule, training
 from eventloop_llm.models.passes import forward_parameters, model_inputs, token_log_probs
 from eventloop_llm.models.pretrained import Dtype, model_maker, tokenizer_of
 from eventloop_llm.packing import IGNORED
@@ -49,43 +49,46 @@ def task(
         data: a .jsonl or .parquet file, or a folder of datasets; in Python also the rows. A row has
             messages, or prompt and completion, or text, or input_ids and labels.
         eval_data: data to evaluate with, in the same formats.
-        tokenizer: its folder or name, if it isn't in the model's folder; in Python also the tokenizer.
+        tokenizer: folder or name of the tokenizer, if it isn't in the model's folder; in Python also
+            the tokenizer.
         chat_template: a file with a template that replaces the tokenizer's.
-        loss_on: which tokens are trained on: of the assistant, of the completion (of messages the
-            last one), or all. auto: the assistant's of messages, the completion beside a prompt, all
-            of a text.
-        max_length: tokens of a row; longer rows are cut at their end.
-        packing: whether rows are packed into rows of `max_length` tokens, of which `batch_size` make
-            a batch.
-        batch_size: rows of a batch, on each rank.
-        microbatch_size: rows of a microbatch, padded separately; not set: the batch is one.
-        shuffle: whether the order changes in each epoch.
-        num_workers: processes that make batches.
-        dtype: of the weights; auto: as they are saved.
+        loss_on: the tokens to train on. assistant: text of assistants; completion: the completion, or
+            the last message; all: all tokens; auto: assistants of messages, the completion of a
+            prompt, all of a text.
+        max_length: maximum number of tokens in a row; longer rows are truncated at the end.
+        packing: whether several rows share a sequence of `max_length` tokens; a batch has `batch_size`
+            sequences.
+        batch_size: number of rows in a batch, on each rank.
+        microbatch_size: number of rows in a microbatch, each microbatch padded separately; not set:
+            the whole batch.
+        shuffle: whether to reshuffle the rows in each epoch.
+        num_workers: number of processes that load data.
+        dtype: dtype of the weights; auto: as saved.
         lr: highest learning rate.
-        weight_decay: of AdamW.
-        schedule: how the learning rate falls after the warm-up.
-        warmup: how long it rises.
-        num_samples: prompts of the eval data that are answered after each evaluation.
-        max_new_tokens: of such an answer.
+        weight_decay: weight decay of AdamW.
+        schedule: how the learning rate falls after the warmup.
+        warmup: how long the learning rate rises.
+        num_samples: number of eval prompts to answer after each evaluation.
+        max_new_tokens: maximum number of tokens in such an answer.
     """
     tokenizer = tokenizer_of(model, tokenizer, chat_template)
     conversations = Conversations(tokenizer, loss_on)
     documents, note = _documents(data, conversations, max_length)
-    make = partial(
+    loader = partial(
         batches_of, pad_id=tokenizer.pad_token_id, microbatch_size=microbatch_size,
         num_workers=num_workers,
     )  # fmt: skip
-    loaders = None
+    eval_loaders = None
     prompts = []
     if eval_data is not None:
         eval_documents, eval_note = _documents(eval_data, conversations, max_length)
         note += f"; {EVAL}: {eval_note}"
-        loaders = {EVAL: make(eval_documents, batch_size=batch_size)}
+        eval_loaders = {EVAL: loader(eval_documents, batch_size=batch_size)}
         prompts = _prompts(eval_data, conversations, num_samples, max_length)
     make_model = model_maker(model, dtype)
     if packing:
         make_model = partial(_packable, make_model)
+    # Only training rows are packed: the eval loss stays comparable between packed and other runs.
     pack_into = max_length if packing else None
     return ModelTask(
         tokenizer=tokenizer,
@@ -93,19 +96,19 @@ def task(
         forward=forward,
         loss_weight=num_labels,
         num_tokens=num_tokens,
-        train_dataloader=make(
+        train_dataloader=loader(
             documents, batch_size=batch_size, pack_into=pack_into, shuffle=shuffle
         ),
-        eval_dataloaders=loaders,
-        optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
-        scheduler=schedule_of(schedule, warmup),
+        eval_dataloaders=eval_loaders,
         callbacks=[Samples(tokenizer, prompts, max_new_tokens=max_new_tokens, header=note)],
-        settings={"max_duration": "3ep", "clip_norm": 1.0},
+        **training(
+            lr=lr, weight_decay=weight_decay, schedule=schedule, warmup=warmup, max_duration="3ep"
+        ),
     )
 
 
 def forward(model: nn.Module, batch: Mapping[str, Tensor], state: State) -> Any:
-    """Returns logits, and the loss: the mean over the labels of a microbatch, 0 where there is none."""
+    """Returns logits, and the mean loss over the labels of a microbatch; 0 if it has no labels."""
     outputs: Any = model(**model_inputs(state.model, batch))
     log_probs, is_counted = token_log_probs(outputs.logits, batch["labels"])
     num = is_counted.sum().clamp(min=1)
@@ -117,24 +120,28 @@ def forward(model: nn.Module, batch: Mapping[str, Tensor], state: State) -> Any:
 
 
 def with_router_loss(loss: Tensor, outputs: Any, model: nn.Module) -> Tensor:
-    """Adds the loss of an uneven load of experts, if the configuration of the model asks for it."""
+    """Adds the load-balancing loss of a mixture of experts, if the model's configuration asks for it."""
     aux_loss = getattr(outputs, "aux_loss", None)
     config: Any = model.config
     return loss if aux_loss is None else loss + config.router_aux_loss_coef * aux_loss
 
 
 def num_labels(batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the number of labels that the loss of a microbatch is a mean over, shape ()."""
+    """Returns the number of labels in a microbatch, over which its loss is averaged, shape ()."""
     return (batch["labels"][:, 1:] != IGNORED).sum()
 
 
 def _packable(make: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    """Returns the model, if it can keep the documents of a row apart."""
+    """Returns the model if it can keep packed rows apart.
+
+    Raises:
+        TaskError: the model's forward has no `position_ids`.
+    """
     model = make if isinstance(make, nn.Module) else make()
     if "position_ids" not in forward_parameters(model):
         raise TaskError(
-            "packing=True, but the model takes no position_ids: the rows that are packed into one "
-            "would see each other",
+            "packing=True, but the model takes no position_ids: rows that are packed into the same "
+            "sequence would see each other",
             model=type(model).__name__,
             fix="leave packing out",
         )
@@ -142,6 +149,7 @@ def _packable(make: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 
 def _documents(data: Any, conversations: Conversations, max_length: int) -> tuple[Documents, str]:
+    """Returns the rows as tokens, and a note on them for the run's header."""
     rows, name = read_rows(data)
     examples, num_cut, num_left_out = examples_of(rows, name, conversations, max_length)
     num_ids = sum(len(example.input_ids) for example in examples)
@@ -155,6 +163,7 @@ def _documents(data: Any, conversations: Conversations, max_length: int) -> tupl
 def _prompts(
     data: Any, conversations: Conversations, num: int, max_length: int
 ) -> list[tuple[list[int], str]]:
+    """Returns the token ids and the reference answers of the first prompts that leave room for an answer."""
     rows, _ = read_rows(data)
     prompts: list[tuple[list[int], str]] = []
     for row in rows:

@@ -17,16 +17,16 @@ from eventloop_mixup.mixing import draw_lam, mix
 class Mixup:
     """Trains on blends of two samples of a batch and of the losses of both targets.
 
-    `state.targets` keeps the originals, so that metrics and losses of class indices go on working.
+    `state.targets` keeps the originals, so that metrics, and losses of class indices, keep working.
     Evaluation sees unmixed batches.
 
     Args:
-        alpha: how strongly to mix, more than 0: the share of the originals is drawn from
-            Beta(alpha, alpha) once a batch. The paper takes 0.1 to 0.4; 1.0 draws it uniformly.
+        alpha: strength of mixing, more than 0: once per batch, the share of the originals is drawn from
+            Beta(alpha, alpha). The paper uses 0.1 to 0.4; 1.0 is uniform.
 
     Raises:
         TypeError: `alpha` is not a number.
-        ValueError: it isn't a positive one.
+        ValueError: `alpha` isn't positive.
 
     Source: Zhang et al. 2018, arXiv:1710.09412.
     """
@@ -43,7 +43,7 @@ class Mixup:
 
     @hookimpl
     def unsuitable(self, state: State) -> str | None:
-        """Returns why the plugin can't be used: the first batch can't be mixed, or no loss sees it; None if it can."""
+        """Returns why the plugin can't be used: the first batch can't be mixed, or the task has no loss to blend; None if it can."""
         try:
             _mixable(state.batch)
         except PluginError:
@@ -54,8 +54,9 @@ class Mixup:
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
-        """Mixes the whole batch, so that its slicing into microbatches changes nothing."""
+        """Mixes the whole batch before it is split, so that microbatches make no difference."""
         inputs, targets = _mixable(state.batch)
+        # With cutmix active, too, a batch belongs to only one of both.
         if not owns_batch(state, self):
             return
         generator = state.generator("mixup")
@@ -66,12 +67,12 @@ class Mixup:
 
     @hookimpl(wrapper=True)
     def train_batch(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the shuffled targets when the step is done."""
+        """Clears the shuffled targets after the step."""
         return (yield from self._second.train_batch(state))
 
     @hookimpl(wrapper=True)
     def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
-        """Splits the shuffled targets as the batch is split."""
+        """Splits the shuffled targets like the batch."""
         return (yield from self._second.split_batch(state))
 
     @hookimpl(wrapper=True)
@@ -84,7 +85,7 @@ def _mixable(batch: Any) -> tuple[Tensor, Tensor]:
     """Returns the inputs and targets of a batch that can be mixed.
 
     Raises:
-        PluginError: it is not a pair of a floating-point tensor and a tensor of as many samples.
+        PluginError: it isn't a pair of a floating-point tensor and a tensor with the same number of samples.
     """
     if is_pair(batch):
         inputs, targets = batch

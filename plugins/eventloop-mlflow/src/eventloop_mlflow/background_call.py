@@ -8,20 +8,20 @@ from threading import Thread
 
 
 class BackgroundCall:
-    """Calls a function in a thread of its own, at once.
+    """Calls a function in a new thread, immediately.
 
     Args:
-        call: what is called.
+        call: the function.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._future: Future[None] = Future()
-        # A daemon: a process that is told to end twice doesn't wait for a server.
+        # A daemon: after a second Ctrl-C the process must not wait for a server.
         Thread(target=self._run, name="eventloop-mlflow", daemon=True).start()
 
     def is_done(self) -> bool:
-        """Returns whether the call has returned or raised."""
+        """Whether the call has returned or raised."""
         return self._future.done()
 
     def wait(self) -> None:
@@ -29,7 +29,7 @@ class BackgroundCall:
         wait([self._future])
 
     def result(self) -> None:
-        """Waits for the call; raises what it raised."""
+        """Waits for the call; raises its error."""
         self._future.result()
 
     def _run(self) -> None:

@@ -10,19 +10,19 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# MLflow takes 250 characters; some stores count bytes.
+# MLflow accepts 250 characters; some stores count bytes.
 _MOST_CHARS = 240
 _MOST_VALUE_CHARS = 6000
-# MLflow takes 1000 at once, and 1 MB.
+# MLflow accepts 1000 per request, and 1 MB.
 POINTS_AT_ONCE = 500
 _OTHER = re.compile(r"[^0-9A-Za-z_./ -]")
 
 
 class Point(NamedTuple):
-    """A number: its name, its value, the batch that it belongs to, and when it came.
+    """A number with its name, its batch, and the time when it was logged.
 
     Args:
-        time_ms: since 1970.
+        time_ms: milliseconds since 1970.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Point(NamedTuple):
 
 
 def accepted_name(name: str) -> str:
-    """Returns a name that MLflow takes for a metric or parameter: itself where that is possible.
+    """Returns a valid MLflow name for a metric or parameter: unchanged if possible.
 
-    Letters, digits, `_`, `-`, `.`, blanks and slashes between them may stand there. Anything else
-    becomes `_`, and a digest of the name follows, so that two names never become one.
+    Valid are letters, digits, `_`, `-`, `.`, and blanks and slashes between them. Anything else becomes
+    `_`, followed by a digest of the name, so that two names never become the same.
     """
-    parts = _OTHER.sub("_", name).split("/")
-    accepted = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    segments = _OTHER.sub("_", name).split("/")
+    accepted = "/".join("_" if segment in ("", ".", "..") else segment for segment in segments)
     if accepted == name and len(name) <= _MOST_CHARS:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -46,35 +46,38 @@ def accepted_name(name: str) -> str:
 
 
 def artifact_of(name: str, text: str | Mapping[str, Sequence[Any]], batch: int) -> tuple[str, str]:
-    """Returns the path and the content of a text, or of a table as JSON that MLflow shows as one."""
+    """Returns the path and the content of a text, or of a table as JSON, which MLflow shows as a table."""
     path = f"texts/{accepted_name(name)}/{batch:08}"
     if isinstance(text, str):
         return f"{path}.txt", text.encode("utf-8", "replace").decode()
-    columns = [[one if _is_json(one) else str(one) for one in column] for column in text.values()]
+    columns = [
+        [cell if _is_json(cell) else str(cell) for cell in column] for column in text.values()
+    ]
     rows = [*zip(*columns, strict=True)]
     return f"{path}.json", json.dumps({"columns": [*text], "data": rows})
 
 
 def parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Returns settings, options of the task, and options of plugins, flat, by their flags' names.
+    """Returns settings, options of the task, and options of plugins, flattened, under the names of their flags.
 
     Args:
-        manifest: of a run; see `State.manifest`.
+        manifest: manifest of a run; see `State.manifest`.
     """
-    found = dict(_flat("", manifest.get("settings", {})))
-    found |= _flat("task.", (manifest.get("task") or {}).get("options") or {})
+    options = dict(_flat("", manifest.get("settings", {})))
+    options |= _flat("task.", (manifest.get("task") or {}).get("options") or {})
     for plugin in manifest.get("plugins", ()):
-        found |= _flat(f"{plugin['name']}.", plugin["options"])
-    return found
+        options |= _flat(f"{plugin['name']}.", plugin["options"])
+    return options
 
 
 def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Returns the tags of a run in MLflow: commit, command line, plugins, versions."""
     git = manifest.get("git") or {}
     plugins = [
-        f"{one['name']} {one['version'] or ''}".strip() for one in manifest.get("plugins", ())
+        f"{plugin['name']} {plugin['version'] or ''}".strip()
+        for plugin in manifest.get("plugins", ())
     ]
-    found = {
+    values = {
         "mlflow.source.name": shlex.join(manifest.get("command_line", ())),
         "mlflow.source.git.commit": git.get("commit"),
         "eventloop.git_dirty": git.get("dirty"),
@@ -82,17 +85,17 @@ def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
         "eventloop.order": manifest.get("order"),
     }
     versions = (manifest.get("versions") or {}).items()
-    found |= {f"eventloop.version.{name}": version for name, version in versions}
+    values |= {f"eventloop.version.{name}": version for name, version in versions}
     return {
-        name: str(value)[:_MOST_VALUE_CHARS] for name, value in found.items() if value is not None
+        name: str(value)[:_MOST_VALUE_CHARS] for name, value in values.items() if value is not None
     }
 
 
 def plain(value: Any) -> Any:
-    """Returns a nest with dicts and lists, as JSON wants them."""
+    """Returns a nest with dicts and lists, for JSON."""
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: plain(nested) for name, nested in value.items()}
+    return [plain(nested) for nested in value] if isinstance(value, list | tuple) else value
 
 
 def _is_json(cell: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The plugin: what is logged to MLflow, when, and how failures of the store are handled."""
+"""The plugin: sends a run to MLflow, and handles failures of the store."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _MOST_TEXTS = 1_000
 
 
 class Mlflow:
-    """Keeps a run in MLflow: parameters, metrics, texts, tags, the manifest, checkpoints, status.
+    """Records a run in MLflow: parameters, metrics, texts, tags, the manifest, checkpoints, status.
 
     Args:
-        tracking_uri: where; not set: what MLFLOW_TRACKING_URI says, else a database mlflow.db in
-            the working directory, which `mlflow ui` opens there.
-        experiment: the experiment's name; not set: what MLFLOW_EXPERIMENT_NAME says, else eventloop.
-        run_name: the run's name; not set: that of its folder.
-        checkpoints: which are copied there. last: the newest, when a fit ends; all: each one when
-            it is saved, which training waits for; none.
-        on_error: what becomes of a training whose numbers can't be written. raise: it fails; warn:
-            it goes on with a warning, and they are sent later.
-        send_every_s: how often numbers are sent, at most, in seconds; once more at checkpoints.
+        tracking_uri: URI of the store; not set: MLFLOW_TRACKING_URI, or else a database mlflow.db in the
+            working directory, which `mlflow ui` opens there.
+        experiment: the experiment's name; not set: MLFLOW_EXPERIMENT_NAME, or else eventloop.
+        run_name: the run's name; not set: the name of its folder.
+        checkpoints: checkpoints to copy to the store. last: the newest, when a fit ends; all: each
+            checkpoint when it is saved, during which training waits; none.
+        on_error: what happens if numbers can't be written. raise: the training fails; warn: it continues
+            with a warning, and the numbers are sent later.
+        send_every_s: minimum time between sending numbers, in seconds; they are also sent at checkpoints.
 
     Raises:
-        ValueError: a value isn't one of these, or no number of seconds.
+        ValueError: an option has an invalid value.
     """
 
     def __init__(
@@ -76,30 +76,30 @@ class Mlflow:
         self.send_every_s = send_every_s
         self._begin: Callable[[], str] | None = None
         self._background: BackgroundCall | None = None
-        # The run's id in MLflow: once it has begun here, and where it may be from a checkpoint.
+        # The run's id in MLflow: once it has begun in this process, and as known from a checkpoint.
         self._run: str | None = None
         self._run_id: str | None = None
         self._surroundings: Surroundings | None = None
-        # What a killed process wrote after the checkpoint that this one goes on from.
+        # Points that a killed process wrote after the checkpoint from which this process resumes.
         self._there: Counter[tuple[str, int]] = Counter()
         self._was_loaded = False
         self._waiting: list[Point] = []
-        self._texts: dict[str, str] = {}  # by the artifact that each becomes
-        # What is being sent; of the thread, while there is one.
+        self._texts: dict[str, str] = {}  # by path of the artifact
+        # Points and texts being sent; only the thread uses them while it runs.
         self._points_out: list[Point] = []
         self._texts_out: dict[str, str] = {}
         self._num_lost = self._num_texts_lost = 0
         self._send_at = 0.0
         self._is_failing = False
         self._last_checkpoint: Path | None = None
-        # Of the latest step: how many points of each name were sent.
+        # The number of points sent for the latest step, by name.
         self._step = 0
         self._num_sent: Counter[str] = Counter()
 
     @staticmethod
     def start_early() -> None:
         """Starts the process that imports and calls MLflow, while the task's file loads."""
-        with suppress(OSError):  # tried again when it is needed, and told then
+        with suppress(OSError):  # tried again, and reported, when it is needed
             SENDER.start()
 
     @hookimpl(rank_zero=True)
@@ -119,22 +119,22 @@ class Mlflow:
             self._surroundings = Surroundings.now()
             if self._run is None:
                 self._begin = self._beginning(state)
-                # A database takes seconds to open, which the first batch needn't wait for.
+                # A database takes seconds to open: the first batch doesn't wait for it.
                 self._background = BackgroundCall(self._begun)
             else:
                 self._now(lambda: self._call("set_status", "RUNNING"))
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
-        """Keeps the numbers until they are sent."""
+        """Queues the numbers."""
         if at.batch > self._step:
             self._step = at.batch
             self._num_sent = Counter()
         now_ms = time.time_ns() // 1_000_000
         for name, value in numbers.items():
-            known = accepted_name(name)
-            self._num_sent[known] += at.batch == self._step
-            self._waiting.append(Point(known, _float(value), at.batch, now_ms))
+            valid_name = accepted_name(name)
+            self._num_sent[valid_name] += at.batch == self._step
+            self._waiting.append(Point(valid_name, _float(value), at.batch, now_ms))
         self._num_lost += max(0, len(self._waiting) - _MOST_WAITING)
         del self._waiting[:-_MOST_WAITING]
 
@@ -142,7 +142,7 @@ class Mlflow:
     def log_text(
         self, state: StateView, texts: dict[str, str | dict[str, list[Any]]], at: Moment
     ) -> None:
-        """Keeps the texts until they are sent, each as a file: sent again, it is the same one."""
+        """Queues the texts, each as a file: sending it again overwrites it."""
         for name, text in texts.items():
             self._texts.update([artifact_of(name, text, at.batch)])
         while len(self._texts) > _MOST_TEXTS:
@@ -151,7 +151,7 @@ class Mlflow:
 
     @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
-        """Sends the numbers, if it is time, in a thread: the next batch waits for no store."""
+        """Sends the numbers, if due, in a thread: the next batch doesn't wait for the store."""
         if self._background is None or self._background.is_done():
             self._settle()
             if time.perf_counter() >= self._send_at:
@@ -159,17 +159,17 @@ class Mlflow:
 
     @hookimpl(rank_zero=True)
     def checkpoint_saved(self, state: StateView, path: Path | Url) -> None:
-        """Copies a checkpoint, or notes it for later."""
-        if not isinstance(path, Path):  # it lies in a store of its own
+        """Copies a checkpoint, or remembers it for the end of the fit."""
+        if not isinstance(path, Path):  # the checkpoint is in another store
             self._now(lambda: self._call("tag", "eventloop.checkpoint", str(path)))
         elif self.checkpoints == "all":
             self._now(lambda: self._call("add_files", str(path), "checkpoints"))
         elif self.checkpoints == "last":
             self._last_checkpoint = path
 
-    @hookimpl(rank_zero=True, trylast=True)  # the others do what they do while the sender works
+    @hookimpl(rank_zero=True, trylast=True)  # other plugins finish while the sender works
     def fit_end(self, state: StateView) -> None:
-        """Sends what is left, and sets the status that the run ended with."""
+        """Sends the remaining data, and sets the run's final status."""
         self._end("KILLED" if is_interruption(state.stop_reason) else "FINISHED")
 
     @hookimpl(rank_zero=True)
@@ -182,7 +182,7 @@ class Mlflow:
 
     @hookimpl
     def close(self) -> None:
-        """Discards what could not be sent."""
+        """Discards the data that could not be sent, with a warning."""
         self._collect()
         num_lost = self._num_lost + len(self._points_out)
         num_texts = self._num_texts_lost + len(self._texts_out)
@@ -194,8 +194,8 @@ class Mlflow:
         self._num_lost = self._num_texts_lost = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Sends what is pending; returns the run's id and what was logged of the latest step."""
-        # At the start of a fit nothing is there to send, and the run is found again by its folder.
+        """Sends pending data; returns the run's id and the number of points of the latest step."""
+        # At the start of a fit there is nothing to send, and the run can be found by its folder.
         if self._begin is not None and (self._waiting or self._texts or self._run is not None):
             self._now(self._send)
         of_this_run = {"run_id": self._run_id}
@@ -204,17 +204,17 @@ class Mlflow:
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Restores the run's id; the run is looked up when training resumes."""
         self._was_loaded = True
-        # In older checkpoints the id stands beside the step.
+        # Older checkpoints have the id next to the step.
         self._run_id = state.get("of_this_run", state)["run_id"]
         self._step = state["step"]
         self._num_sent = Counter(state["told"])
 
     def _beginning(self, state: StateView) -> Callable[[], str]:
-        """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
+        """Returns a function that begins or finds the run, to be called until it succeeds."""
         batch = state.clock.batch
         run_dir = str(state.run_dir.absolute())
         manifest = state.manifest
-        # Naming a checkpoint to resume from begins another run.
+        # Resuming from an explicitly named checkpoint begins a new run.
         goes_on = (batch > 0 or self._was_loaded) and state.settings.resume == "auto"
         run_id = self._run_id
         step = self._step
@@ -223,23 +223,24 @@ class Mlflow:
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
         description = parameters(manifest), tags(manifest), plain(manifest)
 
-        made: str | None = None  # by an attempt that failed later: no second run
+        # kept if a later call fails, so that a retry begins no second run
+        new_run: str | None = None
 
         def begin() -> str:
-            nonlocal made
+            nonlocal new_run
             call = self._call_of
-            found = call(None, "again", experiment, run_id, run_dir) if goes_on else None
-            if found is not None:
-                # Without a state of its own it knows no more than where the run goes on. MLflow
-                # can't delete a point: those that are there are left out when they come again.
-                known = {} if run_id is None else {(name, step): n for name, n in num_sent.items()}
-                there = call(found, "points_from", batch if run_id is None else step)
-                self._there = Counter(map(tuple, there)) - Counter(known)
-                call(found, "set_status", "RUNNING")
-            elif made is None:
+            existing_run = call(None, "again", experiment, run_id, run_dir) if goes_on else None
+            if existing_run is not None:
+                # Without a state in the checkpoint, only the batch at which it resumes is known. MLflow
+                # can't delete a point: existing points are skipped when they are logged again.
+                sent = {} if run_id is None else {(name, step): n for name, n in num_sent.items()}
+                points = call(existing_run, "points_from", batch if run_id is None else step)
+                self._there = Counter(map(tuple, points)) - Counter(sent)
+                call(existing_run, "set_status", "RUNNING")
+            elif new_run is None:
                 name = self.run_name or Path(run_dir).name
-                made = call(None, "begin", experiment, name, run_dir, start_ms)
-            run: str | None = found or made
+                new_run = call(None, "begin", experiment, name, run_dir, start_ms)
+            run: str | None = existing_run or new_run
             assert run is not None
             call(run, "describe", *description)
             return run
@@ -249,7 +250,7 @@ class Mlflow:
     def _begun(self) -> None:
         if self._run is None:
             assert self._begin is not None
-            self._run = self._run_id = self._begin()  # what fails there is tried again
+            self._run = self._run_id = self._begin()  # a failure here is retried
 
     def _call(self, method: str, *args: Any) -> Any:
         return self._call_of(self._run, method, *args)
@@ -259,22 +260,22 @@ class Mlflow:
         return SENDER.call(self._surroundings, str(self.tracking_uri), run_id, method, *args)
 
     def _start_sending(self) -> None:
-        # Without a training nothing was begun, and nothing is to be kept.
+        # Without a fit no run was begun, and nothing is recorded.
         if self._begin is not None:
             self._send_at = time.perf_counter() + self.send_every_s
             self._collect()
             self._in_thread(self._send)
 
     def _settle(self) -> None:
-        """Waits for the thread, if there is one; its failure is dealt with."""
+        """Waits for the thread, if any, and handles its failure."""
         if self._background is not None:
-            self._background.wait()  # Ctrl-C here leaves to the thread what it sends
+            self._background.wait()  # a Ctrl-C here leaves the data with the thread
             call = self._background
             self._background = None
             self._tried(call.result)
 
     def _now(self, call: Callable[[], None]) -> None:
-        """Does something with the run, behind what the thread does."""
+        """Calls a function with the run, after the thread has finished, and waits for it."""
         self._settle()
         self._collect()
         self._in_thread(call)
@@ -288,7 +289,7 @@ class Mlflow:
         self._background = BackgroundCall(calls)
 
     def _collect(self) -> None:
-        """Puts what waits behind what could not be sent; without a thread."""
+        """Appends queued data to the data that could not be sent; only without a running thread."""
         self._points_out += self._waiting
         self._texts_out |= self._texts
         self._waiting = []
@@ -302,7 +303,7 @@ class Mlflow:
     def _send(self) -> None:
         points = self._points_out
         texts = self._texts_out
-        points[:] = [one for one in points if self._is_new(one)]
+        points[:] = [point for point in points if self._is_new(point)]
         while points:
             self._call("send", points[:POINTS_AT_ONCE])
             del points[:POINTS_AT_ONCE]
@@ -333,11 +334,11 @@ class Mlflow:
         try:
             call()
         except Exception as error:  # whatever a store and the way to it may raise
-            where = f"MLflow at {self.tracking_uri} fails: {error}"
+            problem = f"MLflow at {self.tracking_uri} fails: {error}"
             if self.on_error == "raise":
                 self._is_failing = True
                 raise PluginError(
-                    where,
+                    problem,
                     fix="fix it, go on without with "
                     + as_option("mlflow", on_error="warn")
                     + ", or switch the "
@@ -345,7 +346,9 @@ class Mlflow:
                 ) from error
             if not self._is_failing:
                 self._is_failing = True
-                warnings.warn(f"{where}; the run goes on, and numbers are sent later", stacklevel=2)
+                warnings.warn(
+                    f"{problem}; the run goes on, and numbers are sent later", stacklevel=2
+                )
             self._send_at = time.perf_counter() + max(_AGAIN_AFTER_S, self.send_every_s)
         else:
             self._is_failing = False

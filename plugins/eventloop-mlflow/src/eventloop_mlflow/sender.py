@@ -1,4 +1,4 @@
-"""Talks to MLflow in a process of its own, so that its import and its database don't hold the GIL of training."""
+"""Talks to MLflow in a separate process, so that its import and database don't hold the training's GIL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import IO, Any, NamedTuple
 
-# `-c`, as a process of multiprocessing would run the user's script once more.
+# `-c`, because a process of multiprocessing would run the user's script again.
 _CODE = """
 import json, signal, sys
 for one in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}:
@@ -28,25 +28,25 @@ _SIZE_BYTES = 8
 
 
 class Surroundings(NamedTuple):
-    """Where MLflow finds its settings and its files: the variables, and the working directory."""
+    """The environment in which MLflow finds its settings and files: variables and working directory."""
 
     variables: Mapping[str, str]
     folder: str
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Returns those of this process."""
+        """Returns the environment of this process."""
         return cls(dict(os.environ), str(Path.cwd()))
 
 
 class SenderError(Exception):
-    """What failed in the sender, in its words; or how it ended."""
+    """A failure in the sender, with its message, or the end of its process."""
 
 
 class Sender:
-    """Calls methods of `TrackedRun` in another process; it is started when it is needed.
+    """Calls methods of `TrackedRun` in another process; started on demand.
 
-    It ends with this process, however this one ends: nothing else has the other end of its pipe.
+    It ends with this process, however this process ends: only this process holds the other end of its pipe.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Sender:
         self.starting = Lock()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Starts the process, and another one in the place of one that has ended."""
+        """Starts the process, if it doesn't run."""
         with self.starting:
             if self._process is not None and self._process.poll() is not None:
                 self._drop()
@@ -66,18 +66,18 @@ class Sender:
                     stdout=subprocess.PIPE,
                     bufsize=0,  # a fork must not find a lock or half a message in a buffer
                 )
-                with suppress(OSError):  # it has ended already, which the first call says
+                with suppress(OSError):  # it has ended already; the first call reports it
                     _write(self._process.stdin, _encoded([*map(str, sys.path)]))
             return self._process
 
     def call(
         self, surroundings: Surroundings, uri: str, run_id: str | None, method: str, *args: Any
     ) -> Any:
-        """Returns what the method of a run returns; both ways as JSON, a path as text.
+        """Calls a method of a run, and returns its result; arguments and result are JSON, paths are text.
 
         Args:
-            uri: of the store, as MLflow writes it.
-            run_id: the run's; None for a method that begins or finds one, and returns its id.
+            uri: URI of the store, in MLflow's format.
+            run_id: id of the run; None for a method that begins or finds a run, and returns its id.
 
         Raises:
             SenderError: the method raises, or the process ends.
@@ -98,7 +98,7 @@ class Sender:
         return value
 
     def stop(self) -> None:
-        """Ends the process, at once."""
+        """Ends the process immediately."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -107,7 +107,7 @@ class Sender:
     def forget(self) -> None:
         """Closes a fork's copies of the pipes: the process ends only when nothing can write to it."""
         if self._process is not None:
-            self._process.returncode = 0  # no child of the fork's
+            self._process.returncode = 0  # it isn't the fork's child
             self._drop()
         self._calling = Lock()
         self.starting = Lock()
@@ -115,25 +115,25 @@ class Sender:
     def _drop(self) -> None:
         process = self._process
         self._process = None
-        for one in (process.stdin, process.stdout) if process is not None else ():
-            assert one is not None
-            one.close()
+        for pipe in (process.stdin, process.stdout) if process is not None else ():
+            assert pipe is not None
+            pipe.close()
 
 
 def answer() -> None:
     """Answers the calls of another process until it ends; a call in progress is then abandoned."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what MLflow prints
+    os.dup2(2, 1)  # MLflow's own prints must not mix with the answers
     calls: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
     Thread(target=_work, args=(calls, answers), daemon=True).start()
-    with suppress(Exception):  # the end, or half a message
+    with suppress(Exception):  # end of the pipe, or an incomplete message
         for line in sys.stdin.buffer:
             calls.put(json.loads(line))
     os._exit(0)
 
 
 def _work(calls: SimpleQueue[tuple[Any, ...]], answers: IO[bytes]) -> None:
-    with suppress(Exception):  # the first call fails, too, and says why
+    with suppress(Exception):  # the first call fails, too, and reports the reason
         importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
     while True:
         surroundings, *call = calls.get()
@@ -142,7 +142,7 @@ def _work(calls: SimpleQueue[tuple[Any, ...]], answers: IO[bytes]) -> None:
             from eventloop_mlflow.tracking import called
 
             result = (True, called(*call))
-        except Exception as error:  # noqa: BLE001 - raised where the call came from
+        except Exception as error:  # noqa: BLE001 - raised again by the caller
             result = (False, str(error) or repr(error))
         message = _encoded(result)
         answers.write(len(message).to_bytes(_SIZE_BYTES) + message)
@@ -153,7 +153,7 @@ def _go_to(surroundings: Surroundings) -> None:
     if dict(os.environ) != surroundings.variables:
         os.environ.clear()
         os.environ.update(surroundings.variables)
-    with suppress(OSError):  # it was deleted
+    with suppress(OSError):  # the folder was deleted
         os.chdir(surroundings.folder)
 
 
@@ -163,9 +163,9 @@ def _encoded(message: Any) -> bytes:
 
 def _write(pipe: IO[bytes] | None, message: bytes) -> None:
     assert pipe is not None
-    rest = memoryview(message)
-    while rest:
-        rest = rest[pipe.write(rest) :]
+    remaining = memoryview(message)
+    while remaining:
+        remaining = remaining[pipe.write(remaining) :]
 
 
 def _read(pipe: IO[bytes] | None, size: int) -> bytes:

@@ -21,8 +21,8 @@ class TrackedRun:
     """A run in a store.
 
     Args:
-        uri: of the store, as MLflow writes it.
-        run_id: the run's.
+        uri: URI of the store, in MLflow's format.
+        run_id: id of the run.
     """
 
     def __init__(self, uri: str, run_id: str) -> None:
@@ -35,19 +35,19 @@ class TrackedRun:
     ) -> TrackedRun:
         """Begins a run that started at a time, in ms since 1970."""
         client = MlflowClient(uri)
-        found = client.create_run(
+        created_run = client.create_run(
             _experiment_id(client, uri, experiment),
             start_time=start_ms,
             tags={RUN_DIR: run_dir},
             run_name=run_name,
         )
-        return cls(uri, found.info.run_id)
+        return cls(uri, created_run.info.run_id)
 
     @classmethod
     def again(
         cls, uri: str, experiment: str, run_id: str | None, run_dir: str
     ) -> TrackedRun | None:
-        """Finds a run by its id, else by its folder; None where the store doesn't have it."""
+        """Finds a run by its id, else by its folder; None if the store doesn't have it."""
         client = MlflowClient(uri)
         if run_id is not None:
             try:
@@ -64,36 +64,36 @@ class TrackedRun:
         return cls(uri, runs[0].info.run_id) if runs else None
 
     def points_from(self, step: int) -> list[tuple[str, int]]:
-        """Returns name and step of each point that is there from a step on."""
+        """Returns name and step of each existing point from a step on."""
         return [
-            (name, one.step)
+            (name, point.step)
             for name in self._client.get_run(self.run_id).data.metrics
-            for one in self._client.get_metric_history(self.run_id, name)
-            if one.step >= step
+            for point in self._client.get_metric_history(self.run_id, name)
+            if point.step >= step
         ]
 
     def describe(
         self, params: Mapping[str, str], tags: Mapping[str, str], manifest: Mapping[str, Any]
     ) -> None:
-        """Writes parameters, tags and the manifest; a parameter that is there stays as it is."""
-        there = self._client.get_run(self.run_id).data.params
-        new = [Param(name, value) for name, value in params.items() if name not in there]
-        for some in _slices(new, _PARAMS_AT_ONCE):
-            self._client.log_batch(self.run_id, params=some)
-        self._client.log_batch(self.run_id, tags=[RunTag(*one) for one in tags.items()])
+        """Writes parameters, tags and the manifest; existing parameters stay unchanged."""
+        existing_params = self._client.get_run(self.run_id).data.params
+        new = [Param(name, value) for name, value in params.items() if name not in existing_params]
+        for params_slice in _slices(new, _PARAMS_AT_ONCE):
+            self._client.log_batch(self.run_id, params=params_slice)
+        self._client.log_batch(self.run_id, tags=[RunTag(*tag) for tag in tags.items()])
         self._client.log_dict(self.run_id, dict(manifest), "manifest.json")
 
     def send(self, points: Sequence[Point]) -> None:
-        """Writes points, at most `names.POINTS_AT_ONCE`, in one request."""
+        """Writes points, at most `names.POINTS_AT_ONCE`, in a single request."""
         metrics = [Metric(name, value, time_ms, step) for name, value, step, time_ms in points]
         self._client.log_batch(self.run_id, metrics=metrics)
 
     def add_text(self, path: str, text: str) -> None:
-        """Writes a file of the run, over one of the same name."""
+        """Writes a file of the run, replacing a file of the same name."""
         self._client.log_text(self.run_id, text, path)
 
     def add_files(self, source: str, folder: str) -> None:
-        """Copies a folder with its files; MLflow follows links, so that none may be in it."""
+        """Copies a folder with its files; refuses links, which MLflow would follow."""
         files = RunFolder(path := Path(source))
         for name in files.names():
             files.check(name)
@@ -112,7 +112,7 @@ class TrackedRun:
 
 
 def called(uri: str, run_id: str | None, method: str, args: Sequence[Any]) -> Any:
-    """Returns what a method of a run returns; without a run, the id of the one it begins or finds."""
+    """Calls a method of a run; without `run_id`, returns the id of the run that it begins or finds."""
     if run_id is not None:
         return getattr(TrackedRun(uri, run_id), method)(*args)
     run: TrackedRun | None = getattr(TrackedRun, method)(uri, *args)
@@ -120,12 +120,16 @@ def called(uri: str, run_id: str | None, method: str, args: Sequence[Any]) -> An
 
 
 def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    # A database's artifacts would go where the process happens to be; a server knows a place.
-    place = uri.removeprefix("sqlite:///")
-    location = Path(place).absolute().with_name("mlartifacts").as_uri() if place != uri else None
+    existing_experiment = client.get_experiment_by_name(name)
+    if existing_experiment is not None:
+        return str(existing_experiment.experiment_id)
+    # By default a database's artifacts go to the working directory; a server has its own location.
+    database_path = uri.removeprefix("sqlite:///")
+    location = (
+        Path(database_path).absolute().with_name("mlartifacts").as_uri()
+        if database_path != uri
+        else None
+    )
     return str(client.create_experiment(name, artifact_location=location))
 
 

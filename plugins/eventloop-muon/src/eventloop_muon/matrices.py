@@ -43,20 +43,20 @@ def split(
         not_hidden: patterns of names that aren't hidden, whatever else says so.
 
     Raises:
-        ValueError: a pattern is that of no parameter.
+        ValueError: a pattern matches no parameter.
     """
-    places = list(model.named_parameters(remove_duplicate=False))
+    named = list(model.named_parameters(remove_duplicate=False))
     for pattern in (*(hidden or ()), *not_hidden):
-        if not any(fnmatchcase(name, pattern) for name, _ in places):
-            known = ", ".join(name for name, param in places if param.ndim > 1)
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            known = ", ".join(name for name, param in named if param.ndim > 1)
             raise ValueError(f"{pattern!r} is the name of no parameter; matrices are {known}")
-    ends = [param for _, param in places if param.ndim > 1]
-    outside = {*ends[:1], *ends[-1:], *_embeddings(model)}
+    ends = [param for _, param in named if param.ndim > 1]
+    not_between = {*ends[:1], *ends[-1:], *_embeddings(model)}
     others = {
         param
-        for name, param in places
+        for name, param in named
         if _matches(name, not_hidden)
-        or (param in outside if hidden is None else not _matches(name, hidden))
+        or (param in not_between if hidden is None else not _matches(name, hidden))
     }
     params = list(model.parameters())
     wide = [param for param in params if param.ndim > 1]
@@ -71,7 +71,7 @@ def split(
 
 def _embeddings(model: nn.Module) -> set[Tensor]:
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    return {one.weight for one in model.modules() if isinstance(one, kinds)}
+    return {module.weight for module in model.modules() if isinstance(module, kinds)}
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The plugin: two optimizers in the place of the task's."""
+"""The plugin: replaces the task's optimizer by two."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Muon:
     They are named "muon" and "adamw"; the task's schedule moves both rates in proportion.
 
     Args:
-        lr: learning rate, more than 0. An update of Muon is scaled to the size of one of AdamW, so
-            that it is the same for both, and what suits AdamW is a good start.
+        lr: learning rate, more than 0. Muon's updates are scaled to the size of AdamW's, so both share
+            this rate, and a good value for AdamW is a good start.
         adamw_lr: learning rate of AdamW's weights; not set: as `lr`.
         momentum: of Muon, in [0, 1).
         betas: of AdamW, each in [0, 1).
@@ -104,15 +104,15 @@ class Muon:
         if state.owner("train_batch") == "core":
             return (yield)
         self._is_asking = True
-        made = yield
+        optimizers = yield
         self._is_asking = False
-        self._of_task = list(made)
+        self._of_task = list(optimizers)
         again: dict[str, Optimizer] = state.again()
         return again
 
     @hookimpl
     def header_note(self) -> str:
-        """Returns which optimizer steps what."""
+        """Returns which optimizer trains which weights."""
         return self._note
 
     @hookimpl(conditional=True)
@@ -147,7 +147,7 @@ class Muon:
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
     ) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
-        """Has updates of sharded matrices computed from whole ones."""
+        """Computes the updates of sharded matrices from the whole matrices."""
         if not self._has_shards:
             return (yield)
         with whole_matrices():
@@ -155,8 +155,8 @@ class Muon:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Refuses schedules for one of the two alone."""
-        self._has_shards = any(sharded(one) is not None for one in state.model.parameters())
+        """Refuses schedules for only one of the two optimizers."""
+        self._has_shards = any(sharded(param) is not None for param in state.model.parameters())
         scheduled = {name for pairs in state.schedulers.values() for name, _ in pairs}
         if scheduled and scheduled != set(state.optimizers):
             raise PluginError(

@@ -1,4 +1,4 @@
-"""Updates of sharded matrices, computed from whole ones: those of one process, to rounding; free of hooks."""
+"""Updates of sharded matrices, computed from whole matrices, as in one process up to rounding; free of hooks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def whole_matrices() -> Iterator[None]:
     Over shards the products of Newton-Schulz would be sums over the ranks in bf16, several for each of
     its steps.
     """
-    alone: Any = _muon._zeropower_via_newtonschulz
+    orthogonalize: Any = _muon._zeropower_via_newtonschulz
 
-    def gathered(update: Any, *given: Any) -> Any:
-        one = sharded(update)
-        if one is None:
-            return alone(update, *given)
+    def gathered(update: Any, *args: Any) -> Any:
+        sharded_update = sharded(update)
+        if sharded_update is None:
+            return orthogonalize(update, *args)
         from torch.distributed.tensor import DTensor
 
-        held = shard_of(alone(one.full_tensor(), *given), one)
-        mesh = one.device_mesh
-        places = one.placements
-        shape = one.shape
+        shard = shard_of(orthogonalize(sharded_update.full_tensor(), *args), sharded_update)
+        mesh = sharded_update.device_mesh
+        placements = sharded_update.placements
+        shape = sharded_update.shape
         return DTensor.from_local(
-            held, mesh, places, run_check=False, shape=shape, stride=one.stride()
+            shard, mesh, placements, run_check=False, shape=shape, stride=sharded_update.stride()
         )
 
     _muon._zeropower_via_newtonschulz = gathered  # type: ignore[assignment]
     try:
         yield
     finally:
-        _muon._zeropower_via_newtonschulz = alone
+        _muon._zeropower_via_newtonschulz = orthogonalize

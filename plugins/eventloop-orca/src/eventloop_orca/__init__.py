@@ -4,7 +4,7 @@ from eventloop_orca.callbacks import Callback, MainCallback
 from eventloop_orca.plugin import Orca
 from eventloop_orca.runner import Runner
 
-# The document writes the name in both ways.
+# Orca's document spells the name in both ways.
 MainCallBack = MainCallback
 
 __all__ = ["Callback", "MainCallBack", "MainCallback", "Orca", "Runner"]

@@ -1,8 +1,8 @@
-"""The classes that callbacks are written against: what each point does unless it is overridden.
+"""The base classes of callbacks, with the default behaviour of each point.
 
-The specific points call the general ones, `before_train_iter` for example `before_iter`, and those
-call the points of the document's second naming, `on_iter_begin`. Nothing here needs eventloop: a
-runner is whatever has the attributes.
+The specific points call the general ones (`before_train_iter` calls `before_iter`), which in turn call the
+points of the document's second naming (`on_iter_begin`). Nothing here needs eventloop: any object with
+the attributes can be the runner.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class Callback:
 
 
 class MainCallback(Callback):
-    """Does what a step consists of; at most one of the callbacks is one."""
+    """Defines the parts of a step; at most a single callback of a run is a main callback."""
 
     def on_iter_forward(self, runner: Any) -> None:
-        """Leaves `runner.output` and `runner.loss`, from the batch's inputs and its target."""
+        """Sets `runner.output` and `runner.loss`, from the batch's inputs and its target."""
         *inputs, target = runner.batch
         output = runner.model(*inputs)
         runner.output = output
@@ -122,7 +122,7 @@ class MainCallback(Callback):
         runner.optimizer.step()
 
     def on_lr_adjust(self, runner: Any) -> None:
-        """Moves the scheduler, once an epoch, after its batches and before its validation."""
+        """Steps the scheduler once per epoch, after its batches and before its validation."""
         if runner.scheduler is not None:
             runner.scheduler.step()
 
@@ -135,7 +135,7 @@ class MainCallback(Callback):
         self.on_iter_forward(runner)
 
     def on_pred_forward(self, runner: Any) -> None:
-        """Leaves `runner.output`, from inputs alone."""
+        """Sets `runner.output` from the inputs of a batch without a target."""
         runner.output = runner.model(*runner.batch)
 
 

@@ -1,6 +1,6 @@
-"""The actions that a main callback owns: those that it has a method for.
+"""The actions that a main callback owns: the actions that it has a method for.
 
-Each class here is one of its parts; the plugin takes over the hooks of those that are there.
+Each class here is a part of a main callback; the plugin adopts the hooks of its parts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Part:
     """A part of a main callback.
 
     Args:
-        points: calls it.
-        runner: gives the runner, which is there when the trainer is complete.
+        points: calls the callback's methods.
+        runner: returns the runner, which exists once the trainer is complete.
 
     Attributes:
-        actions: the hooks that it owns.
-        conflicts: plugins that can't work with it.
+        actions: names of the hooks that it owns.
+        conflicts: names of plugins that can't work with it.
     """
 
     actions: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Part:
         self._points.call(point, self._runner())
 
     def _left(self, name: str, point: str) -> Any:
-        """Returns what the callback has assigned to an attribute of the runner."""
+        """Returns the value that the callback assigned to an attribute of the runner."""
         value = getattr(self._runner(), name, None)
         if value is None:
             raise PluginError(
@@ -53,18 +53,18 @@ class Passes(Part):
     """Forward pass and loss: of every main callback."""
 
     actions = ("forward", "loss", "eval_forward", "predict_forward")
-    # They act on the task's loss, or ask for that of other targets, or of each sample.
+    # These plugins change the task's loss, or need it for other targets or per sample.
     conflicts = ("cutmix", "label-smoothing", "mixup", "selective-backprop")
 
     @hookimpl
     def forward(self, state: State) -> Any:
-        """The point `on_train_forward`, which leaves output and loss."""
+        """The point `on_train_forward`, which sets output and loss."""
         self._tell("on_train_forward")
         return self._left("output", "on_train_forward")
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        """Returns the loss that the forward pass has left."""
+        """Returns the loss that the forward pass has set."""
         loss: Tensor = self._left("loss", "on_train_forward")
         return loss
 
@@ -82,10 +82,10 @@ class Passes(Part):
 
 
 class Step(Part):
-    """Gradients and step: of one with an `on_iter_backward` of its own."""
+    """Gradients and step: of a main callback that overrides `on_iter_backward`."""
 
     actions = ("backward", "clip_gradients", "optimizer_step", "zero_grad")
-    # They would come too late for a step that is made.
+    # These plugins act after the backward pass, when the callback has already made the step.
     conflicts = ("agc", "sam")
 
     @hookimpl
@@ -99,7 +99,7 @@ class Step(Part):
     def clip_gradients(
         self, state: State, optimizers: Mapping[str, Optimizer]
     ) -> dict[str, Tensor]:
-        """Does nothing: the step is made."""
+        """Does nothing: the callback has already made the step."""
         return {}
 
     @hookimpl
@@ -111,12 +111,12 @@ class Step(Part):
 
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
-        """Leaves gradients to the callback, which may add them up over several batches."""
+        """Skips zeroing: the callback may accumulate gradients over several batches."""
         return True
 
 
 class Rates(Part):
-    """The learning rates: of one with an `on_lr_adjust` of its own."""
+    """The learning rates: of a main callback that overrides `on_lr_adjust`."""
 
     actions = ("scheduler_step",)
 
@@ -129,12 +129,12 @@ class Rates(Part):
 
 
 def parts_of_main(points: Points, runner: Callable[[], Runner]) -> list[Part]:
-    """Returns the parts that a main callback has; none where there is none."""
+    """Returns the parts that a main callback has; empty without a main callback."""
     if points.main is None:
         return []
-    parts: list[Part] = [Passes(points, runner)]
+    components: list[Part] = [Passes(points, runner)]
     if points.overrides("on_iter_backward"):
-        parts.append(Step(points, runner))
+        components.append(Step(points, runner))
     if points.overrides("on_lr_adjust"):
-        parts.append(Rates(points, runner))
-    return parts
+        components.append(Rates(points, runner))
+    return components

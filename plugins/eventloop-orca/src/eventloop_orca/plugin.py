@@ -1,4 +1,4 @@
-"""The plugin: at which of eventloop's hooks each point of an Orca run lies."""
+"""The plugin: calls each point of an Orca run from a hook of eventloop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from eventloop_orca.suitable import problems_with_main
 class Orca:
     """Runs callbacks that were written for BigDL Orca's runner, unchanged.
 
-    A callback is a class with methods such as `before_run` or `after_train_iter`, or `on_epoch_end`
-    of the second naming, each taking the runner. At most one is a main callback: one with
-    `on_iter_forward`, `on_iter_backward`, `on_lr_adjust` or the like makes the step; eventloop does
-    what it leaves out.
+    A callback is a class with methods such as `before_run` or `after_train_iter`, or `on_epoch_end` of the
+    second naming, each taking the runner. At most a single callback is a main callback, which has methods
+    such as `on_iter_forward`, `on_iter_backward` or `on_lr_adjust` and makes the step; eventloop does
+    the parts for which it has no method.
 
     Args:
         callbacks: paths `package.module:Class` or `./file.py:Class`, in the order in which they are
@@ -29,11 +29,11 @@ class Orca:
 
     Raises:
         TypeError: `callbacks` is not a list.
-        ValueError: it is empty.
-        PluginError: one can't be found or built, has no method of a point, or two are main ones.
+        ValueError: `callbacks` is empty.
+        PluginError: a callback can't be found or built, has no method of a point, or there are two main callbacks.
     """
 
-    # A callback runs on every rank, and may keep there what it likes.
+    # A callback runs on every rank, and may store different values on each.
     state_per_rank = True
 
     needs_eval_data = True
@@ -47,27 +47,27 @@ class Orca:
                 "callbacks=[] has none; name one, or switch orca off with " + switch_off("orca")
             )
         self.callbacks = callbacks
-        self._points = Points([callback_of(one) for one in listed])
+        self._points = Points([callback_of(specification) for specification in listed])
         owned = parts_of_main(self._points, lambda: self._runner)
-        for part in owned:
-            for name in part.actions:
-                setattr(self, name, getattr(part, name))
-        actions = ", ".join(name for part in owned for name in part.actions)
+        for component in owned:
+            for name in component.actions:
+                setattr(self, name, getattr(component, name))
+        actions = ", ".join(name for component in owned for name in component.actions)
         main = type(self._points.main).__name__
         self._note = f"the main callback {main} owns {actions}" if owned else ""
-        self.conflicts = tuple(name for part in owned for name in part.conflicts)
+        self.conflicts = tuple(name for component in owned for name in component.conflicts)
         self._items: dict[str, Any] = {}
         self._runner: Any = None
         self._eval_idx = 0
 
     @hookimpl
     def header_note(self) -> str:
-        """Returns which actions the main callback owns."""
+        """Returns the actions that the main callback owns."""
         return self._note
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Makes the runner; refuses what the main callback can't do."""
+        """Creates the runner; refuses runs that the main callback can't handle."""
         self._runner = Runner(state, self._items)
         if self._points.main is not None:
             problems = list(problems_with_main(state, self._points))
@@ -161,7 +161,7 @@ class Orca:
 
     @hookimpl
     def predict_batch_end(self, state: State) -> None:
-        """The point `after_pred_iter`; what it leaves as the output is returned."""
+        """The point `after_pred_iter`; returns the output as the callbacks leave it."""
         self._runner.output = state.outputs
         self._tell("after_pred_iter")
         state.outputs = self._runner.output
@@ -174,28 +174,28 @@ class Orca:
         self._tell("after_pred_epoch")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what callbacks have put, and the state of those that have a `state_dict`."""
+        """Returns the items that callbacks have put, and the states of callbacks with a `state_dict`."""
         return {
             "kept": {key: value for key, value in self._items.items() if _can_be_saved(key, value)},
-            "callbacks": {str(idx): one.state_dict() for idx, one in self._with_state()},
+            "callbacks": {str(idx): callback.state_dict() for idx, callback in self._with_state()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Restores it."""
+        """Restores the items and the callbacks' states."""
         self._items.clear()
         self._items.update(state["kept"])
-        for idx, one in self._with_state():
+        for idx, callback in self._with_state():
             if str(idx) in state["callbacks"]:
-                one.load_state_dict(state["callbacks"][str(idx)])
+                callback.load_state_dict(state["callbacks"][str(idx)])
 
     def _tell(self, point: str) -> None:
         self._points.call(point, self._runner)
 
     def _with_state(self) -> Iterator[tuple[int, Any]]:
-        for idx, one in enumerate(self._points.callbacks):
-            methods = (getattr(one, name, None) for name in ("state_dict", "load_state_dict"))
+        for idx, callback in enumerate(self._points.callbacks):
+            methods = (getattr(callback, name, None) for name in ("state_dict", "load_state_dict"))
             if all(map(callable, methods)):
-                yield idx, one
+                yield idx, callback
 
 
 def _can_be_saved(key: str, value: Any) -> bool:

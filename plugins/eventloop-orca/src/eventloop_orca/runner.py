@@ -13,10 +13,10 @@ from eventloop.toolbox import inputs_of, is_pair, targets_of
 
 
 class _OfIteration:
-    """An attribute of the iteration under way, which isn't there before it was assigned.
+    """An attribute of the current iteration, which doesn't exist before it is assigned.
 
     Args:
-        key: what it is kept under; two names may be one.
+        key: key under which the value is stored; two attributes may share a key.
     """
 
     def __init__(self, key: str) -> None:
@@ -42,15 +42,15 @@ class _OfIteration:
 
 
 class Runner:
-    """The object passed to callbacks; attributes that it doesn't define may be assigned, too.
+    """The object passed to callbacks; callbacks may also assign other attributes.
 
     Attributes:
-        epochs: how many epochs are done; the one under way counts after its validation.
-        epoch: the number of the epoch under way, from 1; of the latest one after the run.
-        batch_idx: the number of the batch within its epoch, from 0.
-        output, outputs: what the model gave, by either name.
+        epochs: number of finished epochs; an epoch is finished after its validation.
+        epoch: number of the current epoch, from 1; of the last epoch after the run.
+        batch_idx: position of the batch in its epoch, from 0.
+        output, outputs: the model's output, under either name.
         loss: a tensor of shape ().
-        target: what the default forward pass took for it.
+        target: the target of the default forward pass.
     """
 
     batch_idx = _OfIteration("batch_idx")
@@ -69,13 +69,13 @@ class Runner:
         self.epochs = self.epoch = state.clock.epoch
 
     def begin_run(self) -> None:
-        """Lets `num_epochs` be changed, and forgets an earlier stop."""
+        """Allows changes of `num_epochs`, and clears an earlier stop."""
         self._is_stopped = False
         self._is_before_run = True
         self.end_iteration()
 
     def end_begin_run(self) -> None:
-        """Settles `num_epochs`.
+        """Applies `num_epochs`, which can't change any more.
 
         Raises:
             PluginError: the ranks disagree.
@@ -89,18 +89,18 @@ class Runner:
             )
 
     def begin_iteration(self, batch_idx: int, *, predicting: bool = False) -> None:
-        """Begins an iteration, of which nothing but the batch is known."""
+        """Begins an iteration, of which only the batch is set."""
         self._iteration = {"batch_idx": batch_idx}
         self._is_predicting = predicting
 
     def end_iteration(self) -> None:
-        """Takes away what belonged to the iteration."""
+        """Clears the attributes of the iteration."""
         self._iteration = {}
         self._is_predicting = False
 
     @property
     def num_epochs(self) -> int | None:
-        """How many epochs the run has, from its start; None where its length isn't known in them."""
+        """The number of epochs of the run, from its start; None if its duration isn't in epochs."""
         until = self._state.until
         length = self._state.num_batches
         if until.unit == "ep":
@@ -131,7 +131,7 @@ class Runner:
         if not stop and self.stop:
             raise PluginError(
                 "runner.stop was set to False, but the run is being stopped already",
-                fix="assign True alone",
+                fix="assign only True",
             )
         if stop and not self._is_stopped:
             self._is_stopped = True
@@ -139,35 +139,35 @@ class Runner:
 
     @property
     def global_step(self) -> int:
-        """How many batches are done."""
+        """The number of finished batches."""
         return self._state.clock.batch
 
     @property
     def rank(self) -> int:
-        """This process's number."""
+        """The rank of this process."""
         return self._state.rank
 
     @property
     def model(self) -> nn.Module:
-        """What is called for a forward pass."""
+        """The model to call for a forward pass, possibly wrapped."""
         return self._state.active_model
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; a list where there are several."""
+        """The optimizer; a list if there are several."""
         return _only(list(self._state.optimizers.values()))
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler; a list where there are several, None where there is none."""
-        pairs = [one for every in self._state.schedulers.values() for one in every]
+        """The scheduler; a list if there are several, None if there is none."""
+        pairs = [pair for pairs in self._state.schedulers.values() for pair in pairs]
         return _only([scheduler for _, scheduler in pairs])
 
     lr_scheduler = scheduler
 
     @property
     def criterion(self) -> Any:
-        """The task's loss, a function of outputs and targets; None where it has none."""
+        """The task's loss, a function of outputs and targets; None if it has none."""
         return self._state.criterion
 
     @property
@@ -177,14 +177,14 @@ class Runner:
 
     @property
     def val_loader(self) -> Any:
-        """The data loader of the validation under way, else of the first; None without any."""
+        """The data loader of the current validation, or else of the first; None without any."""
         loaders = self._state.eval_dataloaders
         name = self._state.eval_name
         return next(iter(loaders.values()), None) if name is None else loaders[name]
 
     @property
     def batch(self) -> tuple[Any, ...] | Any:
-        """Inputs and target, several inputs one after the other; inputs alone in a prediction."""
+        """The inputs and the target as a tuple; in a prediction, only the inputs."""
         state = self._state
         batch = state.batch if state.microbatch is None else state.microbatch
         if batch is None:
@@ -211,10 +211,10 @@ class Runner:
             state.microbatch = batch
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps a value that all callbacks can get.
+        """Stores a value that all callbacks can read.
 
         Raises:
-            KeyError: the key is there; `update` changes its value.
+            KeyError: the key exists; `update` changes its value.
         """
         if key in self._items:
             raise KeyError(f"{key!r} is there already; change it with runner.update")
@@ -224,7 +224,7 @@ class Runner:
         """Returns the value of a key.
 
         Raises:
-            KeyError: it isn't there.
+            KeyError: the key doesn't exist.
         """
         return self._items[self._known(key)]
 
@@ -232,15 +232,15 @@ class Runner:
         """Replaces the value of a key.
 
         Raises:
-            KeyError: it isn't there.
+            KeyError: the key doesn't exist.
         """
         self._items[self._known(key)] = value
 
     def remove(self, key: str) -> None:
-        """Takes a key and its value away.
+        """Removes a key and its value.
 
         Raises:
-            KeyError: it isn't there.
+            KeyError: the key doesn't exist.
         """
         del self._items[self._known(key)]
 
@@ -250,8 +250,8 @@ class Runner:
         return key
 
 
-def _only(several: Sequence[Any]) -> Any:
-    """Returns the only one; all of several; None of none."""
-    if len(several) > 1:
-        return list(several)
-    return several[0] if several else None
+def _only(values: Sequence[Any]) -> Any:
+    """Returns a single value itself, several values as a list, and None for no value."""
+    if len(values) > 1:
+        return list(values)
+    return values[0] if values else None

@@ -1,4 +1,4 @@
-"""What of a run a main callback can't do, found before the run."""
+"""Properties of a run that a main callback can't handle, found before the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eventloop_orca.points import Points
 
 
 def problems_with_main(state: State, points: Points) -> Iterator[str]:
-    """Yields what a run has that its main callback would skip or handle wrongly."""
+    """Yields the features of a run that its main callback would skip or handle wrongly."""
     has_forward = points.overrides("on_iter_forward") or points.overrides("on_train_forward")
     if not has_forward and state.criterion is None:
         yield "the task gives no loss for the default on_iter_forward, Task(loss=...)"
@@ -23,7 +23,7 @@ def problems_with_main(state: State, points: Points) -> Iterator[str]:
 
 
 def _problems_with_steps(state: State) -> Iterator[str]:
-    """Yields what else is wrong if the callback makes the optimizer step itself."""
+    """Yields further problems if the callback makes the optimizer step itself."""
     settings = state.settings
     instead = "without its on_iter_backward, eventloop makes the step"
     if state.precision.name in ("bf16", "fp16"):

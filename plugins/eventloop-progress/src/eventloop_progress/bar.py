@@ -1,4 +1,4 @@
-"""The line with the bar, laid out anew for the width of the terminal each time it is drawn."""
+"""The line with the bar, laid out for the terminal's current width each time it is drawn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Field:
     """A part of the line.
 
     Args:
-        importance: where the terminal is too narrow, the least important fields are left out.
-        is_bar: the bar stands here; its text only keeps room for it.
+        importance: if the terminal is too narrow, the least important fields are left out.
+        is_bar: whether the bar is drawn here; the text only reserves its minimal width.
     """
 
     text: str
@@ -34,7 +34,7 @@ BAR = Field(" " * NARROWEST, importance=3, is_bar=True)
 
 
 def fitting(fields: Sequence[Field], width: int) -> list[Field]:
-    """Leaves out the least important fields until the rest fits; one always stays."""
+    """Drops the least important fields until the rest fits; keeps at least a single field."""
     shown = [field for field in fields if field.text]
     while len(shown) > 1 and _width(shown) > width:
         shown.remove(min(shown, key=lambda field: field.importance))
@@ -46,7 +46,7 @@ def _width(fields: Sequence[Field]) -> int:
 
 
 class Line:
-    """What rich draws: fields in a row, the bar as wide as the rest allows."""
+    """A renderable for rich: fields in a row, with the bar as wide as the remaining space."""
 
     def __init__(self) -> None:
         self.fields: Sequence[Field] = ()
@@ -60,7 +60,7 @@ class Line:
             if idx:
                 yield Text(" " * GAP, end="")
             if field.is_bar:
-                # Named colours: rich's own turn grey, like an empty bar, on 16-colour terminals.
+                # Named colours: on 16-colour terminals rich's own turn grey, like an empty bar.
                 yield ProgressBar(
                     total=1.0, completed=self.frac, width=bar_width,
                     complete_style="cyan", finished_style="green",

@@ -1,4 +1,4 @@
-"""Where progress is shown: a terminal, a notebook's cell, or lines anywhere else."""
+"""Displays of progress: a terminal, a notebook's cell, or lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from eventloop_progress.table import ResultsTable
 
 
 class Display(Protocol):
-    """What a place to show progress can do."""
+    """A place to show progress."""
 
     draws: bool
 
     def draw(self, fields: Sequence[Field], frac: float) -> None:
-        """Shows how far the run is; may be called as often as the display shall be fresh."""
+        """Shows the run's progress; call it as often as the display should refresh."""
 
     def results(self, epoch: int, batch: int, results: Results) -> None:
         """Shows the results of an evaluation."""
@@ -32,7 +32,7 @@ class Display(Protocol):
         """Shows the report of an epoch."""
 
     def note(self, text: str) -> None:
-        """Shows what is worth knowing once."""
+        """Shows a note, once."""
 
     def text(self, name: str, text: LoggedText) -> None:
         """Shows the beginning of a logged text or table."""
@@ -41,16 +41,16 @@ class Display(Protocol):
         """Restores the terminal; the next call of `draw` takes it again.
 
         Args:
-            keep: whether the bar stays as it was drawn last.
+            keep: whether the last drawn bar stays visible.
         """
 
 
 class Terminal:
-    """A bar that moves, and below the earlier ones the results of each evaluation.
+    """A bar, and above it the results of each evaluation.
 
-    Nothing is drawn but by `draw`: a thread that draws by itself could hold the lock of the
-    terminal at the moment when a data loader forks its workers, and the first of them to print
-    would wait for that lock for ever.
+    Only `draw` writes to the terminal, never a background thread: such a thread could hold the
+    terminal's lock at the moment when a data loader forks its workers, and a worker that prints
+    would wait for that lock forever.
     """
 
     draws = True
@@ -75,21 +75,21 @@ class Terminal:
         encoding = self._console.encoding
         self._table.add(epoch, batch, {
             printable(dataset, encoding): {
-                printable(name, encoding): value for name, value in found.items()
+                printable(name, encoding): value for name, value in numbers.items()
             }
-            for dataset, found in results.items()
+            for dataset, numbers in results.items()
         })  # fmt: skip
 
     def line(self, line: str) -> None:
         """Shows nothing: the bar and the tables already contain it."""
 
     def note(self, text: str) -> None:
-        """Adds a line above the bar; the terminal breaks it, so that a path can be copied."""
+        """Adds a line above the bar; the terminal wraps it, so that a path can be copied."""
         line = Text(printable(text, self._console.encoding), "dim")
         self._console.print(line, soft_wrap=True)
 
     def text(self, name: str, text: LoggedText) -> None:
-        """Adds it above the bar."""
+        """Prints the text above the progress bar."""
         _print(self._console, name, text)
 
     def close(self, *, keep: bool) -> None:
@@ -110,21 +110,21 @@ class Log:
         self._console = console
 
     def draw(self, fields: Sequence[Field], frac: float) -> None:
-        """Draws nothing: what is written to a file can't be drawn over."""
+        """Draws nothing: output in a file can't be overwritten."""
 
     def results(self, epoch: int, batch: int, results: Results) -> None:
         """Shows nothing: results are part of the line of their epoch."""
 
     def line(self, line: str) -> None:
-        """Prints a report as one line, however long."""
+        """Prints a report on a single line, without wrapping."""
         self.note(line)
 
     def note(self, text: str) -> None:
-        """Prints it as one line."""
+        """Prints the note on a single line."""
         self._console.print(Text(printable(text, self._console.encoding)), soft_wrap=True)
 
     def text(self, name: str, text: LoggedText) -> None:
-        """Prints it as a few lines."""
+        """Prints the text on a few lines."""
         _print(self._console, name, text)
 
     def close(self, *, keep: bool) -> None:

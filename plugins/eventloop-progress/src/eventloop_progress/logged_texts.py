@@ -15,21 +15,21 @@ _CELL = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
 
 
 def lines_of(name: str, text: Text) -> Iterator[str]:
-    """Yields the name, and the first lines or rows, each as one line without control characters."""
+    """Yields the name, and the first lines or rows, each on a single line without control characters."""
     yield one_line(shortened(name))
     if isinstance(text, str):
         lines = text.split("\n")
         yield from (f"  {one_line(line, MOST_CHARS)}" for line in lines[:MOST_ROWS])
         left_out = len(lines) - MOST_ROWS
-        what = "lines"
+        unit = "lines"
     else:
         for row in _rows(text):
             pairs = zip(text, row, strict=True)
-            yield "  " + "  ".join(f"{_cell(column)}: {_cell(one)}" for column, one in pairs)
+            yield "  " + "  ".join(f"{_cell(column)}: {_cell(cell)}" for column, cell in pairs)
         left_out = _num_rows(text) - MOST_ROWS
-        what = "rows"
+        unit = "rows"
     if left_out > 0:
-        yield f"  ... {left_out:,} more {what}"
+        yield f"  ... {left_out:,} more {unit}"
 
 
 def html_of(name: str, text: Text) -> str:
@@ -41,12 +41,12 @@ def html_of(name: str, text: Text) -> str:
         return f"{head}<table><tbody>{rows}</tbody></table>"
     columns = "".join(f"<th {_CELL}>{escape(_cell(column))}</th>" for column in text)
     rows = "".join(
-        f"<tr>{''.join(f'<td {_CELL}>{escape(_cell(one))}</td>' for one in row)}</tr>"
+        f"<tr>{''.join(f'<td {_CELL}>{escape(_cell(cell))}</td>' for cell in row)}</tr>"
         for row in _rows(text)
     )
     left_out = _num_rows(text) - MOST_ROWS
-    more = f"<div><small>... {left_out:,} more rows</small></div>" if left_out > 0 else ""
-    return f"{head}<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>{more}"
+    footer = f"<div><small>... {left_out:,} more rows</small></div>" if left_out > 0 else ""
+    return f"{head}<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>{footer}"
 
 
 def _rows(table: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Any, ...]]:

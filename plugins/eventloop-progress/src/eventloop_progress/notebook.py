@@ -1,4 +1,4 @@
-"""Progress below the cell of a notebook: one piece of HTML, written again each time it is drawn."""
+"""Progress below the cell of a notebook: an HTML fragment, replaced at each update."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from eventloop.toolbox import Results, short
 from eventloop_progress.bar import Field
 from eventloop_progress.logged_texts import Text, html_of
 
-# Shows HTML in the output of a cell, and returns what replaces it.
+# Shows HTML in the output of a cell, and returns a function that replaces it.
 Show = Callable[[str], Callable[[str], None]]
-MOST_EVALUATIONS = 20  # in the table; the latest
+MOST_EVALUATIONS = 20  # rows of the table: the latest evaluations
 MOST_TEXTS = 8
 _NUMBER = 'style="text-align: right; font-variant-numeric: tabular-nums"'
 _BAR = '<progress value="{:.4f}" max="1" style="width: 16em; vertical-align: middle"></progress>'
@@ -22,7 +22,7 @@ class Notebook:
     """A bar that moves, the results of each evaluation in a table above it, and notes.
 
     Args:
-        show: where it is shown; the output of the running cell unless given.
+        show: shows HTML; by default in the output of the running cell.
     """
 
     draws = True
@@ -32,14 +32,14 @@ class Notebook:
         self._replace: Callable[[str], None] | None = None
         self._rows: deque[tuple[int, int, Results]] = deque(maxlen=MOST_EVALUATIONS)
         self._notes: list[str] = []
-        self._texts: dict[str, str] = {}  # the latest of each name, as HTML
+        self._texts: dict[str, str] = {}  # the latest text of each name, as HTML
         self._bar = ""
 
     def draw(self, fields: Sequence[Field], frac: float) -> None:
         """Draws the bar."""
         shown = [field for field in fields if field.text]
-        parts = [_BAR.format(frac) if field.is_bar else escape(field.text) for field in shown]
-        self._bar = f"<div>{' &nbsp;'.join(parts)}</div>"
+        cells = [_BAR.format(frac) if field.is_bar else escape(field.text) for field in shown]
+        self._bar = f"<div>{' &nbsp;'.join(cells)}</div>"
         self._write()
 
     def results(self, epoch: int, batch: int, results: Results) -> None:
@@ -56,7 +56,7 @@ class Notebook:
         self._write()
 
     def text(self, name: str, text: Text) -> None:
-        """Shows it above the bar, in the place of an earlier one of its name."""
+        """Shows the text above the bar, replacing an earlier text of the same name."""
         self._texts[name] = html_of(name, text)
         while len(self._texts) > MOST_TEXTS:
             del self._texts[next(iter(self._texts))]
@@ -74,7 +74,7 @@ class Notebook:
         self._bar = ""
 
     def _write(self) -> None:
-        notes = "".join(f"<div><small>{escape(one)}</small></div>" for one in self._notes)
+        notes = "".join(f"<div><small>{escape(note)}</small></div>" for note in self._notes)
         html = f"<div>{table(self._rows)}{''.join(self._texts.values())}{self._bar}{notes}</div>"
         if self._replace is None:
             self._replace = self._show(html)
@@ -86,8 +86,8 @@ def table(rows: Collection[tuple[int, int, Results]]) -> str:
     """Returns results of evaluations, each with its epoch and batch, as an HTML table."""
     if not rows:
         return ""
-    found = [one for _, _, results in rows for one in results.values()]
-    names = list(dict.fromkeys(name for one in found for name in one))
+    numbers_of_sets = [numbers for _, _, results in rows for numbers in results.values()]
+    names = list(dict.fromkeys(name for numbers in numbers_of_sets for name in numbers))
     head = "".join(f"<th {_NUMBER}>{escape(name)}</th>" for name in ("epoch", "batch"))
     head += "<th>data</th>" + "".join(f"<th {_NUMBER}>{escape(name)}</th>" for name in names)
     body = []
@@ -95,7 +95,7 @@ def table(rows: Collection[tuple[int, int, Results]]) -> str:
         for idx, (dataset, numbers) in enumerate(results.items()):
             moment = ("", "") if idx else (str(epoch), f"{batch:,}")
             values = [short(numbers[name]) if name in numbers else "" for name in names]
-            cells = [f"<td {_NUMBER}>{one}</td>" for one in (*moment, *values)]
+            cells = [f"<td {_NUMBER}>{cell}</td>" for cell in (*moment, *values)]
             cells.insert(2, f'<td style="text-align: left">{escape(dataset)}</td>')
             body.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

@@ -1,4 +1,4 @@
-"""The plugin: from the events of a run to what is shown of it."""
+"""The plugin: shows the events of a run on a display."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 class Progress:
     """Shows how a run goes: a bar and a table of results, or a line for each epoch.
 
-    On a terminal, and below the cell of a notebook, a bar shows epoch, batch, loss, samples a
-    second and the time left, and each evaluation adds its results to a table above it. Anywhere
-    else each epoch is one line, each evaluation within an epoch another, and where neither comes
-    there is a line now and then.
+    In a terminal or a notebook, a bar shows epoch, batch, loss, samples per second and the remaining time,
+    and each evaluation adds its results to a table above the bar. Elsewhere, each epoch is a line, each
+    evaluation within an epoch another, and in between there is a line at intervals.
 
     Args:
-        refresh_per_s: how often the bar is drawn, at most, in times a second.
-        interval_s: how long there may be no line where no bar is drawn, in seconds.
+        refresh_per_s: maximum number of refreshes of the bar per second.
+        interval_s: maximum time between lines where no bar is drawn, in seconds.
 
     Attributes:
         console: the `rich.console.Console` that everything is printed to, standard output at
@@ -59,7 +58,7 @@ class Progress:
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}={value!r} isn't a positive number")
         self.console = Console()
-        # FORCE_COLOR, which continuous integration sets, makes no file a place to draw on.
+        # Even with FORCE_COLOR, which continuous integration sets, a file isn't a terminal.
         self.console.is_interactive &= self.console.file.isatty()
         self._refresh_s = 1 / refresh_per_s
         self._interval_s = interval_s
@@ -74,18 +73,18 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def before_load(self) -> None:
-        """Notes that the run resumes from a checkpoint."""
+        """Records that the run resumes from a checkpoint."""
         self._is_resumed = True
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
         """Draws the bar for the first time; notes where a resumed run starts."""
         self._display = display_on(self.console)
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         num_batches = state.num_batches
-        self._fit = EpochLine(state.clock, state.until, now, num_batches)
+        self._fit = EpochLine(state.clock, state.until, now_s, num_batches)
         frac = frac_done(state.clock, state.until, num_batches)
-        self._pace = Pace(now, state.clock.sample, frac)
+        self._pace = Pace(now_s, state.clock.sample, frac)
         if self._is_resumed:
             self._is_resumed = False
             self._display.note(f"resumed at {self._fit.position}")
@@ -93,19 +92,19 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def epoch_start(self, state: StateView) -> None:
-        """Notes where the epoch begins."""
+        """Records where the epoch begins."""
         if self._fit is not None:
             self._fit.start(time.perf_counter(), state.num_batches)
 
     @hookimpl(rank_zero=True)
     def batch_end(self, state: StateView) -> None:
-        """Draws the bar, or writes a line, if it is time; most steps pay this comparison alone."""
+        """Draws the bar, or writes a line, if it is due; most steps only pay for this comparison."""
         if time.perf_counter() >= self._draw_at:
             self._draw(state)
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
-        """Takes the loss from the numbers that have arrived on the host."""
+        """Takes the loss from the logged numbers, which are on the host already."""
         loss = numbers.get("train/loss")
         self._loss = self._loss if loss is None else loss
 
@@ -119,32 +118,32 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def eval_before_all(self, state: StateView) -> None:
-        """Stops the watch of the training."""
+        """Pauses the timing of the training."""
         if self._fit is None:
             self._display = display_on(self.console)
         else:
-            now = time.perf_counter()
-            self._pace.pause(now)
-            self._fit.pause(now)
+            now_s = time.perf_counter()
+            self._pace.pause(now_s)
+            self._fit.pause(now_s)
 
     @hookimpl(rank_zero=True)
     def eval_start(self, state: StateView) -> None:
-        """Draws which data loader comes."""
+        """Shows which data loader is evaluated."""
         self._num_evaluated = 0
         self._draw(state)
 
     @hookimpl(rank_zero=True)
     def eval_batch_end(self, state: StateView) -> None:
-        """Draws how far the evaluation is, if it is time."""
+        """Shows the progress of the evaluation, if it is due."""
         self._num_evaluated += 1
         if time.perf_counter() >= self._draw_at:
             self._draw(state)
 
     @hookimpl(rank_zero=True)
     def eval_after_all(self, state: StateView) -> None:
-        """Shows the results, which is when the device is waited for.
+        """Shows the results; this synchronizes with the device.
 
-        Outside of a fit the caller of the evaluation has them.
+        Outside of a fit only their caller gets them.
         """
         if self._fit is None:
             self._display.close(keep=False)
@@ -155,12 +154,12 @@ class Progress:
         train = {} if loss is None or _TRAIN in results else {_TRAIN: {"loss": loss}}
         epoch = clock.epoch + (clock.batch_in_epoch > 0)
         self._display.results(epoch, clock.batch, {**train, **results})
-        now = time.perf_counter()
-        self._pace.resume(now)
-        self._fit.resume(now)
+        now_s = time.perf_counter()
+        self._pace.resume(now_s)
+        self._fit.resume(now_s)
         self._fit.results = results
-        if results and self._fit.is_under_way:  # at the end of one its line has them
-            self._write(self._fit.text(now, loss, with_results=True))
+        if results and self._fit.is_under_way:  # at the end of an epoch, its line has the results
+            self._write(self._fit.text(now_s, loss, with_results=True))
         self._draw(state)
 
     @hookimpl(rank_zero=True)
@@ -172,16 +171,16 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def epoch_end(self, state: StateView) -> None:
-        """Learns how long an epoch is, where the data loader can't tell."""
+        """Records the length of the epoch, if the data loader has no length."""
         if self._fit is not None:
             self._fit.end()
 
     @hookimpl(rank_zero=True)
     def epoch_checkpoint(self, state: StateView) -> None:
-        """Reports the epoch, now that the evaluation at its end is done."""
+        """Reports the epoch, after the evaluation at its end."""
         if self._fit is not None:
-            now = time.perf_counter()
-            self._write(self._fit.text(now, mean_loss(state), with_results=True))
+            now_s = time.perf_counter()
+            self._write(self._fit.text(now_s, mean_loss(state), with_results=True))
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
@@ -196,7 +195,7 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def close(self) -> None:
-        """Restores the terminal, unless that is done already."""
+        """Restores the terminal, if necessary."""
         self._leave()
 
     def _leave(self) -> None:
@@ -210,31 +209,33 @@ class Progress:
             self._draw_at = time.perf_counter() + self._interval_s
 
     def _draw(self, state: StateView, *, ended: bool = False) -> None:
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         if not self._display.draws:
-            self._write_if_due(now)
+            self._write_if_due(now_s)
             return
         if self._fit is None:
             self._display.draw(*self._evaluation(state))
         else:
-            frac = self._observe(state, self._fit, now)
-            self._display.draw(self._fields(state, self._fit, now, ended=ended), frac)
-        self._draw_at = now + self._refresh_s
+            frac = self._observe(state, self._fit, now_s)
+            self._display.draw(self._fields(state, self._fit, now_s, ended=ended), frac)
+        self._draw_at = now_s + self._refresh_s
 
-    def _write_if_due(self, now: float) -> None:
-        """Writes how far the run is, with the loss that has arrived last: nothing is waited for."""
-        if self._fit is not None and now >= self._draw_at:
-            self._write(self._fit.text(now, self._loss))
+    def _write_if_due(self, now_s: float) -> None:
+        """Writes a line of progress, with the latest logged loss, without synchronizing with the device."""
+        if self._fit is not None and now_s >= self._draw_at:
+            self._write(self._fit.text(now_s, self._loss))
         elif self._draw_at == math.inf:
-            self._draw_at = now + self._interval_s
+            self._draw_at = now_s + self._interval_s
 
-    def _fields(self, state: StateView, fit: EpochLine, now: float, *, ended: bool) -> list[Field]:
-        left = self._pace.seconds_left
+    def _fields(
+        self, state: StateView, fit: EpochLine, now_s: float, *, ended: bool
+    ) -> list[Field]:
+        seconds_left = self._pace.seconds_left
         speed = self._pace.samples_per_s
         if ended:
-            time_text = clock_time(self._pace.elapsed_s(now))
+            time_text = clock_time(self._pace.elapsed_s(now_s))
         else:
-            time_text = "" if left is None else f"{clock_time(left)} left"
+            time_text = "" if seconds_left is None else f"{clock_time(seconds_left)} left"
         batch, amount = (fit.amount, "") if fit.counts_batches else (fit.batch, fit.amount)
         return [
             Field(fit.epoch, 7, "bold"),
@@ -246,14 +247,14 @@ class Progress:
             Field(time_text, 4),
         ]
 
-    def _observe(self, state: StateView, fit: EpochLine, now: float) -> float:
+    def _observe(self, state: StateView, fit: EpochLine, now_s: float) -> float:
         """Updates the pace; returns the fraction of the run that is done."""
         frac = frac_done(state.clock, state.until, fit.num_batches)
-        self._pace.observe(now, state.clock.sample, frac)
+        self._pace.observe(now_s, state.clock.sample, frac)
         return frac
 
     def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
-        """Returns what is drawn during an evaluation outside of a fit."""
+        """Returns the fields and the progress of an evaluation outside of a fit."""
         num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
         frac = self._num_evaluated / num_batches if num_batches else 0.0
         return [Field("evaluation", 7, "bold"), Field(self._evaluated(state), 6), BAR], frac

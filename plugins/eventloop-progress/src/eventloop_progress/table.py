@@ -1,4 +1,4 @@
-"""Results of evaluations: a table that grows by a row for each data loader."""
+"""Results of evaluations: a table with a row for each data loader."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NARROWEST = 9
 class ResultsTable:
     """Prints data loaders as rows and metrics as columns.
 
-    The columns are as wide for every evaluation, so that their rows make one table; its head
-    comes again when the metrics change. Where the terminal is too narrow for the columns, each
-    number gets a line of its own.
+    Column widths are the same for every evaluation, so that all rows form a single table; its header is
+    repeated when the metrics change. If the terminal is too narrow for the columns, each number gets
+    its own line.
     """
 
     def __init__(self, console: Console) -> None:
@@ -26,8 +26,8 @@ class ResultsTable:
         self._head: tuple[str, ...] = ()
 
     def add(self, epoch: int, batch: int, results: Results) -> None:
-        """Prints the results of one evaluation after so many epochs begun and batches done."""
-        metrics = list(dict.fromkeys(name for found in results.values() for name in found))
+        """Prints the results of an evaluation, with its epoch and its number of finished batches."""
+        metrics = list(dict.fromkeys(name for numbers in results.values() for name in numbers))
         if not metrics:
             return
         names = max(NARROWEST, *(cell_len(dataset) for dataset in results))
@@ -49,9 +49,9 @@ class ResultsTable:
         table.add_column("data", min_width=names, no_wrap=True)
         for name in metrics:
             table.add_column(Text(name), justify="right", min_width=NARROWEST, no_wrap=True)
-        for idx, (dataset, found) in enumerate(results.items()):
+        for idx, (dataset, numbers) in enumerate(results.items()):
             moment = ("", "") if idx else (str(epoch), f"{batch:,}")
-            values = [short(found[name]) if name in found else "" for name in metrics]
+            values = [short(numbers[name]) if name in numbers else "" for name in metrics]
             table.add_row(*moment, Text(dataset), *(Text(value, "bold") for value in values))
         self._head = head
         self._console.print(table)
@@ -62,7 +62,7 @@ class ResultsTable:
         table = Table.grid(padding=(0, GAP, 0, 0))
         table.add_column(overflow="fold")
         table.add_column(justify="right", no_wrap=True)
-        for dataset, found in results.items():
-            for name, value in found.items():
+        for dataset, numbers in results.items():
+            for name, value in numbers.items():
                 table.add_row(Text(f"{dataset}/{name}"), Text(short(value), "bold"))
         self._console.print(table)

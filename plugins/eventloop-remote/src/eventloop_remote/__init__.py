@@ -1,4 +1,4 @@
-"""Checkpoints at whatever URL fsspec can write to, and what storages of other packages that move files build on."""
+"""Checkpoints at any URL that fsspec can write to, and base classes for storages of other packages."""
 
 from eventloop_remote.checkpoints import RemoteCheckpoints
 from eventloop_remote.moving import RemoteFolder, RemoteStorage

@@ -1,8 +1,8 @@
 """The checkpoints of a run at a URL: a storage moves files, this module adds the guarantees.
 
 Each is a folder `ba00001200`. It is written to the local disk before it is uploaded, by several ranks each
-what it holds, the manifest last: without one it doesn't count. After it was downloaded it is verified there.
-One that is saved again goes beside the one before, as `ba00001200.1-ID`, and only then is that removed.
+its own part, the manifest last: without one it is incomplete. It is verified after a download.
+If it is saved again, it gets a new name, `ba00001200.1-ID`, and only then the old one is removed.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class RemoteCheckpoints:
 
     Args:
         folder: `RUN/checkpoints`.
-        remote: the same folder, as the storage knows it.
-        copies: the local folder for what was saved or downloaded last.
+        remote: the same folder in the storage.
+        copies: local folder for the checkpoint that was saved or downloaded last.
     """
 
     def __init__(self, folder: Url, remote: RemoteFolder, copies: Path) -> None:
         self.folder = folder
         self._remote = remote
         self._copies = Store(copies)
-        # Uploaded or verified by this process: they needn't be downloaded to know that they verify.
+        # Checkpoints that this process uploaded or verified, so that they needn't be downloaded to verify.
         self._whole: set[str] = set()
 
     def save(
@@ -68,20 +68,20 @@ class RemoteCheckpoints:
         facts: Mapping[str, Any],
         crew: Crew = ALONE,
     ) -> Url:
-        """Saves a checkpoint and returns its URL; when it returns, the storage has all of it.
+        """Saves a checkpoint and returns its URL; when it returns, the storage has all files.
 
-        One of the same batch is replaced, or kept where this process knows that it is whole and
-        equal. What killed saves left behind is removed first.
+        A checkpoint of the same batch is replaced, or kept if this process knows that it is complete and
+        equal. Remains of killed saves are removed first.
 
         Args:
-            batch, parts, facts: as `Checkpoints.save` takes them.
-            crew: the ranks that write it. Several write and upload what they hold, each from a local
-                folder of its own, which is empty again afterwards; one alone keeps a copy.
+            batch, parts, facts: as in `Checkpoints.save`.
+            crew: the ranks that write it. Several ranks each write and upload their part, from their own
+                local folders, which are emptied afterwards; a single rank keeps a local copy.
 
         Raises:
             CheckpointError: something can't be saved, the disk is full, or the storage fails.
         """
-        # Before this one is written: to settle which of two stays, others are downloaded in its place.
+        # Before this checkpoint is written: `clear` may download others into the same local folder.
         crew.run(self.clear if crew.rank == 0 else lambda: None)
         if crew.world_size > 1:
             with self._copies.shared_out(batch, parts, facts, crew) as share:
@@ -91,28 +91,29 @@ class RemoteCheckpoints:
         return self._upload(batch, copy, crew)
 
     def found(self, *, digests: bool = False) -> list[FoundCheckpoint[Url]]:
-        """Returns what looks like a checkpoint, the newest first.
+        """Returns all checkpoints, possibly damaged, the newest first.
 
         Args:
-            digests: whether each is downloaded and verified, unless this process has done so or has
-                uploaded it; otherwise the manifests are read, and sizes are compared.
+            digests: whether to download and verify each, unless this process has verified or
+                uploaded it; otherwise only manifests are read, and sizes compared.
         """
         while names := self._names():
             looks = [self._look_at(name, digests=digests) for name in names]
-            # A run under way may have removed some meanwhile; where it was all, it has others.
-            if there := [one for one in looks if not one.damage or self.has(one.path.name)]:
-                return there
+            # A running process may have removed some meanwhile; if it removed all, it has written others.
+            existing = [look for look in looks if not look.damage or self.has(look.path.name)]
+            if existing:
+                return existing
         return []
 
     def has(self, name: str) -> bool:
         """Whether there is a checkpoint of this name, damaged or not: whether it has a manifest."""
-        # Where a write can be seen under way, a file is empty first.
+        # In stores that show a write in progress, the file is empty first.
         return name in self._whole or bool(self._remote.sizes(name).get(MANIFEST))
 
     def latest(
         self, *, shards: bool = True, damage: Mapping[Url, str] | None = None
     ) -> tuple[Url | None, list[tuple[Url, str]]]:
-        """Returns what `Checkpoints.latest` returns; what is downloaded is read as a whole, `shards` or not.
+        """As `Checkpoints.latest`; downloads whole checkpoints, regardless of `shards`.
 
         Raises:
             CheckpointError: the storage fails: to begin earlier would be wrong then.
@@ -121,24 +122,24 @@ class RemoteCheckpoints:
         names = self._names()
         for name in names:
             try:
-                why = (damage or {}).get(self.folder / name) or why_passed_over(
+                reason = (damage or {}).get(self.folder / name) or why_passed_over(
                     checked_manifest(self._copied(name)).known
                 )
             except CorruptFileError as unlike:
                 self._whole.discard(name)
                 if not self.has(name):
-                    continue  # removed meanwhile
-                why = str(unlike)
-            if not why:
+                    continue  # another process has removed it
+                reason = str(unlike)
+            if not reason:
                 return self.folder / name, refused
-            refused.append((self.folder / name, why))
+            refused.append((self.folder / name, reason))
         return (None, refused) if refused or not names else self.latest(damage=damage)
 
     def download(self, url: Url) -> Path:
-        """Returns the local copy of a checkpoint, verified; it is downloaded unless it is there.
+        """Returns the local copy of a checkpoint, verified; downloads it unless it exists.
 
         Raises:
-            CheckpointError: it can't be used, or the storage fails.
+            CheckpointError: the checkpoint can't be used, or the storage fails.
         """
         try:
             return self._copied(url.name)
@@ -150,31 +151,31 @@ class RemoteCheckpoints:
             ) from damage
 
     def newest_after(self, batch: int) -> int | None:
-        """Returns the batch of the newest usable checkpoint that has more batches, if any."""
+        """Returns the batch of the newest usable checkpoint after a batch, if any."""
         return newest_after(batch, self.found(), lambda url: self._is_usable(url.name))
 
     def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
-        """Does what `Checkpoints.prune` does, which may download checkpoints to know that they are usable."""
+        """As `Checkpoints.prune`; may download checkpoints to verify them."""
         names = self._names()
-        wanted = [name for name in names if batch_in(name) in keep]
-        others = [name for name in names if name not in wanted]
+        kept = [name for name in names if batch_in(name) in keep]
+        candidates = [name for name in names if name not in kept]
         removed = surplus(
-            wanted, others, lambda name: self.folder / name == safe or self._is_usable(name)
+            kept, candidates, lambda name: self.folder / name == safe or self._is_usable(name)
         )
         remove_each(removed, self._remove)
         return [self.folder / name for name in removed]
 
     def clear(self, *, alone: bool = False) -> None:
-        """Does what `Checkpoints.clear` does."""
+        """As `Checkpoints.clear`."""
         with suppress(CheckpointError):
-            whole = []
+            complete_names = []
             for name in self._listed():
                 if self.has(name):
-                    whole.append(name)
+                    complete_names.append(name)
                 else:
                     self._remove(name)
-            for _, several in itertools.groupby(whole, batch_in):
-                self._settle(list(several))
+            for _, names_of_batch in itertools.groupby(complete_names, batch_in):
+                self._settle(list(names_of_batch))
 
     # How
 
@@ -185,19 +186,19 @@ class RemoteCheckpoints:
         return names if names or listed == self._listed() else self._names()
 
     def _listed(self) -> list[str]:
-        """Returns all that has the name of a checkpoint, the newest first."""
-        named = [(key, one) for one in self._remote.names() if (key := key_of(one)) is not None]
+        """Returns all names that have the form of a checkpoint's name, the newest first."""
+        named = [(key, name) for name in self._remote.names() if (key := key_of(name)) is not None]
         return [name for _, name in sorted(named, reverse=True)]
 
     def _upload(self, batch: int, folder: Path, crew: Crew) -> Url:
-        """Uploads what the folder of each rank has, then the manifest in that of rank 0."""
-        there: list[str] = []
+        """Uploads the files of every rank's folder, then the manifest of rank 0."""
+        existing_names: list[str] = []
 
         def choose() -> tuple[str, bool]:
             if crew.rank:
                 return "", False
-            there.extend(name for name in self._names() if batch_in(name) == batch)
-            return self._name_for(batch, folder, there, crew)
+            existing_names.extend(name for name in self._names() if batch_in(name) == batch)
+            return self._name_for(batch, folder, existing_names, crew)
 
         chosen = crew.run(choose)
         name, is_new = crew.first(chosen[0] if chosen else ("", False))
@@ -210,34 +211,38 @@ class RemoteCheckpoints:
                 self._remote.upload(name, MANIFEST, folder / MANIFEST)
         except BaseException:
             if crew.rank == 0:
-                with suppress(CheckpointError):  # the first failure is the one to report
+                with suppress(CheckpointError):  # report the first failure
                     self._remove(name)
             raise
         if crew.rank == 0:
             self._whole.add(name)
-            for older in there:
-                with suppress(CheckpointError):  # it is saved; the rest is left to `clear`
+            for older in existing_names:
+                with suppress(CheckpointError):  # the checkpoint is saved; `clear` removes the rest
                     self._remove(older)
         return self.folder / name
 
     def _name_for(
-        self, batch: int, folder: Path, there: Sequence[str], crew: Crew
+        self, batch: int, folder: Path, existing_names: Sequence[str], crew: Crew
     ) -> tuple[str, bool]:
         """Returns the name that a checkpoint gets, and whether it has to be uploaded.
 
         Args:
-            there: the names of those of its batch, the newest first.
+            there: names of the existing checkpoints of its batch, the newest first.
         """
-        if there and there[0] in self._whole and self._is_equal(there[0], read_manifest(folder)):
-            return there[0], False
-        if not there and crew.world_size == 1:
+        if (
+            existing_names
+            and existing_names[0] in self._whole
+            and self._is_equal(existing_names[0], read_manifest(folder))
+        ):
+            return existing_names[0], False
+        if not existing_names and crew.world_size == 1:
             return name_of(batch), True
-        # No rank that was cut off may still write to this name.
-        number = (key_of(there[0]) or (0, 0))[1] if there else 0
+        # A new name, because a disconnected rank may still write to the old one.
+        number = (key_of(existing_names[0]) or (0, 0))[1] if existing_names else 0
         return f"{name_of(batch)}.{number + 1}-{secrets.token_hex(4)}", True
 
     def _upload_files(self, name: str, folder: Path) -> None:
-        for file in sorted(one.name for one in folder.iterdir()):
+        for file in sorted(path.name for path in folder.iterdir()):
             if file != MANIFEST:
                 self._remote.upload(name, file, folder / file)
 
@@ -265,18 +270,21 @@ class RemoteCheckpoints:
 
     def _is_equal(self, name: str, manifest: Manifest) -> bool:
         try:
-            there, _ = self._manifest(name)
+            existing_manifest, _ = self._manifest(name)
         except CorruptFileError:
             return False
-        return (there.files, there.facts) == (manifest.files, manifest.facts)
+        return (existing_manifest.files, existing_manifest.facts) == (
+            manifest.files,
+            manifest.facts,
+        )
 
-    def _settle(self, several: list[str]) -> None:
+    def _settle(self, names_of_batch: list[str]) -> None:
         """Leaves, of the checkpoints of one batch, the newest that verifies."""
-        if len(several) == 1:
+        if len(names_of_batch) == 1:
             return
-        looked = ((name, self._look_at(name, digests=True).damage) for name in several)
+        looked = ((name, self._look_at(name, digests=True).damage) for name in names_of_batch)
         safe = next((name for name, damage in looked if not damage), None)
-        for name in several:
+        for name in names_of_batch:
             if safe not in (name, None):
                 self._remove(name)
 
@@ -288,7 +296,7 @@ class RemoteCheckpoints:
         """Reads a manifest, and compares the sizes of all files with it.
 
         Raises:
-            CorruptFileError: it can't be used, or a file isn't there in its size.
+            CorruptFileError: it can't be used, or a file is missing or has the wrong size.
         """
         if batch_in(name) is None:
             raise CorruptFileError("that isn't the name of a checkpoint, such as ba00001200")
@@ -309,10 +317,10 @@ class RemoteCheckpoints:
         return manifest, data
 
     def _copied(self, name: str) -> Path:
-        """Returns a local copy that verifies; downloads it where there is none.
+        """Returns a verified local copy; downloads it if there is none.
 
         Raises:
-            CorruptFileError: what the storage has doesn't verify.
+            CorruptFileError: the checkpoint in the storage doesn't verify.
         """
         manifest, _ = self._manifest(name)
         check_folder(self._copies.folder)
@@ -322,10 +330,10 @@ class RemoteCheckpoints:
         return copy
 
     def _verified(self, name: str) -> Manifest:
-        """Downloads a checkpoint and verifies it, whether there is a copy or not.
+        """Downloads a checkpoint and verifies it, even if there is a local copy.
 
         Raises:
-            CorruptFileError: it doesn't verify.
+            CorruptFileError: the checkpoint doesn't verify.
         """
         manifest, data = self._manifest(name)
         batch = manifest.batch or 0
@@ -343,9 +351,9 @@ class RemoteCheckpoints:
         return manifest
 
     def _fill(self, folder: Path, name: str, manifest: Manifest, data: bytes) -> Manifest:
-        for file, wanted in manifest.files.items():
+        for file, expected_file in manifest.files.items():
             try:
-                self._remote.download(name, file, folder / file, wanted.num_bytes)
+                self._remote.download(name, file, folder / file, expected_file.num_bytes)
             except FileNotFoundError:
                 raise CorruptFileError(f"{file}: it isn't there any more") from None
         with NewFile(folder / MANIFEST) as target:
@@ -354,8 +362,10 @@ class RemoteCheckpoints:
 
 
 def _compare(sizes: Mapping[str, int | None], manifest: Manifest) -> None:
-    """Raises CorruptFileError unless each file is there in its size."""
-    for file, wanted in manifest.files.items():
-        if sizes.get(file) != wanted.num_bytes:
-            there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
-            raise CorruptFileError(f"{file}: {there}, {MANIFEST} says {wanted.num_bytes:,} bytes")
+    """Raises CorruptFileError unless each file exists with the size in the manifest."""
+    for file, expected_file in manifest.files.items():
+        if sizes.get(file) != expected_file.num_bytes:
+            problem = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
+            raise CorruptFileError(
+                f"{file}: {problem}, {MANIFEST} says {expected_file.num_bytes:,} bytes"
+            )

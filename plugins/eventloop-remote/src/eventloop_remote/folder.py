@@ -13,7 +13,7 @@ class Folder(RemoteFolder):
     """The folder of checkpoints that a URL names.
 
     Args:
-        objects: those in it.
+        objects: the objects in the folder.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -32,18 +32,18 @@ class Folder(RemoteFolder):
         return self._objects.read(f"{name}/{file}", num_bytes)
 
     def download(self, name: str, file: str, target: Path, num_bytes: int) -> None:
-        """Copies a file to a new local one, in pieces."""
+        """Copies a file to a new local file, in chunks."""
         self._objects.download(f"{name}/{file}", target, num_bytes)
 
     def upload(self, name: str, file: str, source: Path) -> None:
-        """Uploads a file; a manifest is there as a whole or not at all."""
+        """Uploads a file; a manifest is uploaded atomically."""
         if file == MANIFEST:
             self._objects.publish(source.read_bytes(), f"{name}/{file}")
         else:
             self._objects.upload(source, f"{name}/{file}")
 
     def remove(self, name: str) -> None:
-        """Removes a checkpoint; it stops being one before the first of its files is gone."""
+        """Removes a checkpoint; its manifest first, so that it is incomplete before any other file is gone."""
         self._objects.remove(f"{name}/{MANIFEST}")
         for file, size in self._objects.entries(name).items():
             if size is not None:

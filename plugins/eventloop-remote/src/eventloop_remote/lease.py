@@ -1,7 +1,7 @@
-"""Who trains at a URL: stores have no locks, so a lease, renewed regularly, marks the owner.
+"""Leases for runs at a URL: stores have no locks, so a lease, renewed regularly, marks the owner.
 
-It is not a lock: two processes that begin in the same second may both get it. The one whose lease is
-gone notices before its next save, and stops.
+It is not a lock: two processes that begin in the same second may both get it. The process that loses its
+lease notices before its next save, and stops.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from eventloop_remote.objects import Objects
 FILE = ".lease.json"
 MAX_BYTES = 1_000
 RENEW_S = 30.0
-NUM_LOOKS = 4  # so many times it is looked whether a lease was renewed
+NUM_LOOKS = 4  # number of checks whether a lease is renewed
 
-_ours: set[str] = set()  # those that this process holds
+_ours: set[str] = set()  # leases that this process holds
 
 
 class Lease:
     """The lease on a run at a URL, and the lock of its local folder.
 
     Args:
-        url: of the run.
-        objects: those at the URL.
-        local: the lock of the folder for everything but checkpoints.
-        pause: waits, in seconds.
+        url: URL of the run.
+        objects: the objects at the URL.
+        local: lock of the local folder, for all files except checkpoints.
+        pause: waits for a number of seconds.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Lease:
         self._id = secrets.token_hex(8)
         self._is_held = False
         self._ended = threading.Event()
-        self._guard = threading.Lock()  # the connection serves one thread at a time
+        self._guard = threading.Lock()  # a connection can't be used from two threads at once
 
     def acquire(self) -> None:
-        """Takes the lease; again, where it is held already.
+        """Takes the lease, also if this process holds it already.
 
-        One of a process that is known to have ended is free. Any other is waited for: its process
-        trains if it renews it meanwhile. No two clocks are compared.
+        A lease whose process is known to have ended is free. For any other lease, waits to see whether it
+        is renewed, which shows that its process is training. Clocks of machines are never compared.
 
         Raises:
             ResumeError: another process has it; the message has its number and host.
@@ -83,18 +83,18 @@ class Lease:
         threading.Thread(target=self._renew, name="eventloop-lease", daemon=True).start()
 
     def require(self) -> None:
-        """Makes sure that no other process has taken over.
+        """Checks that no other process has taken the lease.
 
         Raises:
-            ResumeError: one has.
+            ResumeError: another process has taken it.
             CheckpointError: the store fails.
         """
         with self._guard:
-            there = self._read()
-        if not self._is_ours(there):
+            data = self._read()
+        if not self._is_ours(data):
             raise ResumeError(
                 f"another process trains at {self._url} now",
-                by=_holder(there or b""),
+                by=_holder(data or b""),
                 fix="leave it to that one, or give another run_dir",
             )
 
@@ -104,14 +104,14 @@ class Lease:
         if self._is_held:
             self._is_held = False
             _ours.discard(self._id)
-            with self._guard, suppress(CheckpointError):  # it ends by itself when it isn't renewed
+            with self._guard, suppress(CheckpointError):  # it expires when it isn't renewed
                 if self._is_ours(self._read()):
                     self._objects.remove(FILE)
         self._local.release()
 
     def renew(self) -> bool:
         """Renews the lease; returns False if it no longer belongs to this process."""
-        with self._guard, suppress(CheckpointError):  # the next renewal may get through
+        with self._guard, suppress(CheckpointError):  # the next renewal may succeed
             if not self._is_ours(self._read()):
                 return False
             if not self._ended.is_set():
@@ -121,29 +121,29 @@ class Lease:
     # How
 
     def _require_free(self) -> None:
-        there = self._read()
-        if there is None or _has_ended(there):
+        data = self._read()
+        if data is None or _has_ended(data):
             return
-        if _value(there).get("id") not in _ours:
+        if _value(data).get("id") not in _ours:
             warnings.warn(
-                f"{_holder(there)} trained at {self._url} last and didn't say that it has ended; "
+                f"{_holder(data)} trained at {self._url} last and didn't say that it has ended; "
                 f"waiting up to {NUM_LOOKS * RENEW_S:.0f} s to see whether it still does",
                 stacklevel=2,
             )
-            if not self._is_renewed(there):
+            if not self._is_renewed(data):
                 return
         raise ResumeError(
             f"another process trains at {self._url}",
-            by=_holder(there),
+            by=_holder(data),
             fix="wait for it or stop it, or give another run_dir",
         )
 
-    def _is_renewed(self, before: bytes) -> bool:
+    def _is_renewed(self, previous_data: bytes) -> bool:
         for _ in range(NUM_LOOKS):
             self._pause(RENEW_S)
-            there = self._read()
-            if there != before:
-                return there is not None
+            data = self._read()
+            if data != previous_data:
+                return data is not None
         return False
 
     def _renew(self) -> None:
@@ -171,9 +171,9 @@ class Lease:
 
 
 def _has_ended(data: bytes) -> bool:
-    """Returns whether the process of a lease is known to have ended.
+    """Whether the process of a lease is known to have ended.
 
-    Whether one that has its number is the same one isn't known: containers count from 1.
+    A running process with its number may be a different one: containers count processes from 1.
     """
     lease = _value(data)
     match lease:
@@ -183,7 +183,7 @@ def _has_ended(data: bytes) -> bool:
 
 
 def _holder(data: bytes) -> str:
-    """Returns which process left its number and host, as far as can be read."""
+    """Returns the number and host of the lease's process, as far as readable."""
     match _value(data):
         case {"process": int(process), "host": host}:
             return f"process {process} on {str(host)[:100]!r}"

@@ -1,6 +1,6 @@
-"""The objects of a store, as checkpoints use them: the few operations, with patience.
+"""The objects of a store: the operations that checkpoints need, with retries.
 
-All that is asked of a store goes through `Objects`, and through `fsspec` to whichever package knows
+Every request to a store goes through `Objects`, and through `fsspec` to the package that handles
 the protocol.
 """
 
@@ -22,24 +22,24 @@ from eventloop.storage import NewFile, Url, UsageError
 CHUNK_BYTES = 4 * 2**20
 PAUSES_S = (1.0, 4.0, 15.0)  # between attempts
 _ATTEMPTS = (*PAUSES_S, None)
-# These won't pass by waiting.
+# Retrying doesn't help with these errors.
 _DEFINITE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _DEFINITE_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# What lacks the module of another name.
+# Packages whose module has another name.
 _PACKAGES = {"smbclient": "smbprotocol"}
 
 T = TypeVar("T")
 
 
 class Objects:
-    """The objects under a URL. What fails and may pass is tried again, a few times.
+    """The objects under a URL. Operations with temporary failures are retried a few times.
 
     Args:
-        url: of a folder; paths are relative to it.
-        pause: waits, in seconds.
+        url: URL of a folder; paths are relative to it.
+        pause: waits for a number of seconds.
 
     Raises:
-        UsageError: a package is missing that knows such URLs.
+        UsageError: the package that handles such URLs is missing.
     """
 
     def __init__(self, url: Url, *, pause: Callable[[float], object] = time.sleep) -> None:
@@ -48,9 +48,9 @@ class Objects:
         self._files, self._root = _opened(url)
 
     def entries(self, folder: str = "") -> dict[str, int | None]:
-        """Returns the names in a folder with their sizes; None for what isn't a file.
+        """Returns the names in a folder with their sizes; None for entries that aren't files.
 
-        A folder that isn't there is empty: most stores don't know the difference.
+        A missing folder counts as empty: most stores don't distinguish them.
         """
 
         def look() -> list[dict[str, Any]]:
@@ -58,16 +58,18 @@ class Objects:
             return list(self._files.ls(self._at(folder), detail=True))
 
         try:
-            found = self._try(look, folder, "listed")
+            listed_entries = self._try(look, folder, "listed")
         except FileNotFoundError:
             return {}
-        return {one["name"].rstrip("/").rpartition("/")[2]: _size(one) for one in found}
+        return {
+            entry["name"].rstrip("/").rpartition("/")[2]: _size(entry) for entry in listed_entries
+        }
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Returns the first bytes of an object.
 
         Raises:
-            FileNotFoundError: it isn't there.
+            FileNotFoundError: the object doesn't exist.
         """
 
         def get() -> bytes:
@@ -78,17 +80,17 @@ class Objects:
         return self._try(get, path, "read")
 
     def download(self, path: str, target: Path, num_bytes: int) -> None:
-        """Copies an object to a new file, which lasts then.
+        """Copies an object to a new file, and flushes it to disk.
 
         Args:
-            num_bytes: its size; no more is written.
+            num_bytes: size of the object; no more is written.
 
         Raises:
-            FileNotFoundError: it isn't there.
+            FileNotFoundError: the object doesn't exist.
         """
 
         def copy() -> None:
-            target.unlink(missing_ok=True)  # of the attempt before
+            target.unlink(missing_ok=True)  # from a previous attempt
             with self._files.open(self._at(path), "rb") as source, NewFile(target) as file:
                 while chunk := source.read(min(CHUNK_BYTES, num_bytes - file.num_bytes)):
                     file.write(chunk)
@@ -116,32 +118,34 @@ class Objects:
         self._change(put, path, "written")
 
     def publish(self, data: bytes, path: str) -> None:
-        """Writes a new object, which is there as a whole or not at all."""
+        """Writes a new object atomically."""
         if self._has_atomic_writes:
             self.write(data, path)
             return
-        part = f"{path}.part"
-        self.write(data, part)
-        self._change(lambda: self._files.mv(self._at(part), self._at(path)), path, "written")
+        temporary_path = f"{path}.part"
+        self.write(data, temporary_path)
+        self._change(
+            lambda: self._files.mv(self._at(temporary_path), self._at(path)), path, "written"
+        )
 
     def remove(self, path: str) -> None:
-        """Removes an object, if it is there."""
+        """Removes an object, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._try(lambda: self._files.rm_file(self._at(path)), path, "removed")
 
     def remove_folder(self, path: str) -> None:
         """Removes an empty folder, in stores that have any."""
         if not self._has_atomic_writes:
-            with contextlib.suppress(OSError, NotImplementedError):  # it does no harm
+            with contextlib.suppress(OSError, NotImplementedError):  # an empty folder does no harm
                 self._files.rmdir(self._at(path))
 
     # How
 
     @property
     def _has_atomic_writes(self) -> bool:
-        """Whether it is a store of objects: no folders, and writes that show when they are done.
+        """Whether it is an object store, without folders, where an object appears when its write is done.
 
-        In fsspec these are the asynchronous ones. To ask them for a folder could make a bucket.
+        In fsspec these are the asynchronous implementations. Creating a folder in them could create a bucket.
         """
         return bool(self._files.async_impl)
 
@@ -152,21 +156,21 @@ class Objects:
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def _change(self, action: Callable[[], object], path: str, done: str) -> None:
+    def _change(self, action: Callable[[], object], path: str, action_name: str) -> None:
         try:
-            self._try(action, path, done)
+            self._try(action, path, action_name)
         except FileNotFoundError as error:  # there is no such bucket
-            raise self._error(error, path, done) from self._cause(error)
+            raise self._error(error, path, action_name) from self._cause(error)
 
-    def _try(self, action: Callable[[], T], path: str, done: str) -> T:
+    def _try(self, action: Callable[[], T], path: str, action_name: str) -> T:
         for pause_s in _ATTEMPTS:
             try:
                 return action()
             except FileNotFoundError:
                 raise
-            except Exception as error:  # noqa: BLE001  each package has classes of its own
+            except Exception as error:  # noqa: BLE001  each package has its own classes
                 if pause_s is None or not _may_pass(error):
-                    raise self._error(error, path, done) from self._cause(error)
+                    raise self._error(error, path, action_name) from self._cause(error)
                 self._pause(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
@@ -174,9 +178,9 @@ class Objects:
         """Returns an error unless its text may have a password."""
         return error if str(self._url) == self._url.full else None
 
-    def _error(self, error: Exception, path: str, done: str) -> CheckpointError:
+    def _error(self, error: Exception, path: str, action_name: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._url / path if path else self._url} can't be {done}: "
+            f"{self._url / path if path else self._url} can't be {action_name}: "
             f"{self._url.hide(_reason(error))}",
             fix="look at the store's address and rights, at the network and the free space, and "
             "start again: a run goes on from its newest checkpoint",
@@ -184,9 +188,9 @@ class Objects:
 
 
 def _opened(url: Url) -> tuple[Any, str]:
-    """Returns the file system of fsspec that knows a URL, and the path in it.
+    """Returns the file system of fsspec for a URL, and the path in it.
 
-    Each has a connection of its own: some can't be used from two threads at once.
+    Each has its own connection: some can't be used from two threads at once.
     """
     try:
         files, root = fsspec.url_to_fs(url.full, skip_instance_cache=True)
@@ -197,10 +201,10 @@ def _opened(url: Url) -> tuple[Any, str]:
             f"{url} needs a package that isn't installed: {url.hide(str(error))}",
             fix=f"pip install {_PACKAGES.get(missing, missing)}",
         ) from None
-    except Exception as error:  # noqa: BLE001  each package has classes of its own
-        known = fsspec.available_protocols()
-        if url.protocol not in known:
-            closest = "".join(difflib.get_close_matches(url.protocol, known, 1))
+    except Exception as error:  # noqa: BLE001  each package has its own classes
+        protocols = fsspec.available_protocols()
+        if url.protocol not in protocols:
+            closest = "".join(difflib.get_close_matches(url.protocol, protocols, 1))
             raise UsageError(
                 f"{url}: fsspec knows no store by {url.protocol}://"
                 + (f"; the closest is {closest!r}" if closest else ""),

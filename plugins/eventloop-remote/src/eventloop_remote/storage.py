@@ -1,4 +1,4 @@
-"""The storage: what the entry point of the group `eventloop.storage` names."""
+"""The storage: target of the entry point in the group `eventloop.storage`."""
 
 from __future__ import annotations
 

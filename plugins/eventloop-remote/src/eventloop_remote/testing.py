@@ -1,4 +1,4 @@
-"""What must hold for every storage, checked by saving, replacing and removing small checkpoints."""
+"""Checks the contract of a storage by saving, replacing and removing small checkpoints."""
 
 from __future__ import annotations
 
@@ -21,28 +21,35 @@ def check_storage(storage: RemoteStorage, url: str, folder: Path) -> None:
     """Checks that a storage meets the contracts of `RemoteFolder` and `RemoteStorage`.
 
     Args:
-        storage: what its entry point names.
-        url: of a run; nothing may be there yet.
-        folder: an empty local one.
+        storage: the target of its entry point.
+        url: URL of a run, which must not exist yet.
+        folder: an empty local folder.
 
     Raises:
-        AssertionError: something doesn't hold; the text says what.
+        AssertionError: the contract is violated; the message says how.
     """
     run = Url(url)
-    at = run / "checkpoints"
-    _check_empty(storage.folder(at))
-    one = storage.checkpoints(at, folder / "one")
-    # Whatever another machine needs must be in the storage, not in the memory of the first object.
-    other = storage.checkpoints(at, folder / "other")
+    checkpoints_url = run / "checkpoints"
+    _check_empty(storage.folder(checkpoints_url))
+    checkpoints = storage.checkpoints(checkpoints_url, folder / "one")
+    # The second object acts as another machine: everything it needs must be in the storage.
+    second_checkpoints = storage.checkpoints(checkpoints_url, folder / "other")
     for batch in (1, 2):
-        one.save(batch, _PARTS, {"batch": batch})
-    _check_files(storage.folder(at), folder / "one" / "ba00000002")
-    _require(other.latest() == (one.folder / other.found()[0].path.name, []), "it verifies again")
-    _check_half_upload(storage.folder(at), folder / "one" / "ba00000002")
-    one.save(2, _OTHER, {"batch": "other"})
-    _require(_facts(other) == [{"batch": "other"}, {"batch": 1}], "a checkpoint can be replaced")
-    one.prune([2])
-    _require(_facts(other) == [{"batch": "other"}], "a checkpoint can be removed")
+        checkpoints.save(batch, _PARTS, {"batch": batch})
+    _check_files(storage.folder(checkpoints_url), folder / "one" / "ba00000002")
+    _require(
+        second_checkpoints.latest()
+        == (checkpoints.folder / second_checkpoints.found()[0].path.name, []),
+        "it verifies again",
+    )
+    _check_half_upload(storage.folder(checkpoints_url), folder / "one" / "ba00000002")
+    checkpoints.save(2, _OTHER, {"batch": "other"})
+    _require(
+        _facts(second_checkpoints) == [{"batch": "other"}, {"batch": 1}],
+        "a checkpoint can be replaced",
+    )
+    checkpoints.prune([2])
+    _require(_facts(second_checkpoints) == [{"batch": "other"}], "a checkpoint can be removed")
     _check_lock(storage, run, folder / "one")
 
 
@@ -58,25 +65,27 @@ def _check_empty(remote: RemoteFolder) -> None:
 
 def _check_files(remote: RemoteFolder, copy: Path) -> None:
     names = sorted(remote.names())
-    _require([batch_in(one) for one in names] == [1, 2], f"`names` has what is there, not {names}")
-    contents = {one.name: one.read_bytes() for one in copy.iterdir()}
+    _require(
+        [batch_in(name) for name in names] == [1, 2], f"`names` has what is there, not {names}"
+    )
+    contents = {path.name: path.read_bytes() for path in copy.iterdir()}
     sizes = {file: len(data) for file, data in contents.items()}
     _require(dict(remote.sizes(names[1])) == sizes, "`sizes` are those of the files")
     for file, data in contents.items():
         for num_bytes in (10, len(data), len(data) + 10):
-            there = remote.read(names[1], file, num_bytes)
-            _require(there == data[:num_bytes], f"`read` returns {num_bytes} bytes at most")
+            data_read = remote.read(names[1], file, num_bytes)
+            _require(data_read == data[:num_bytes], f"`read` returns {num_bytes} bytes at most")
 
 
 def _check_half_upload(remote: RemoteFolder, copy: Path) -> None:
-    """Uploads one file of two, as a process does that is killed, and removes it."""
+    """Uploads one file of two, like a process that is killed, and removes it."""
     name = "ba00000009.1-00000000"
     file = "model.safetensors"
     remote.upload(name, file, copy / file)
     _require(name in remote.names(), "`names` has what is half uploaded, too")
     try:
         remote.upload(name, MANIFEST, copy / "nosuch.json")
-    except Exception:  # noqa: BLE001  whichever it is; that it isn't silent is enough
+    except Exception:  # noqa: BLE001  any error will do, as long as it isn't silent
         _require(list(remote.sizes(name)) == [file], "a file is there when it was uploaded")
         remote.remove(name)
         _require(name not in remote.names(), "what is half uploaded can be removed")
@@ -85,7 +94,7 @@ def _check_half_upload(remote: RemoteFolder, copy: Path) -> None:
 
 
 def _check_lock(storage: RemoteStorage, run: Url, folder: Path) -> None:
-    for _ in range(2):  # the second finds it released
+    for _ in range(2):  # the second time shows that it was released
         lock = storage.lock(run, RunLock(folder))
         lock.acquire()
         lock.acquire()
@@ -94,9 +103,9 @@ def _check_lock(storage: RemoteStorage, run: Url, folder: Path) -> None:
 
 
 def _facts(checkpoints: RemoteCheckpoints) -> list[object]:
-    return [one.facts for one in checkpoints.found(digests=True)]
+    return [checkpoint.facts for checkpoint in checkpoints.found(digests=True)]
 
 
-def _require(holds: bool, what: str) -> None:
+def _require(holds: bool, requirement: str) -> None:
     if not holds:
-        raise AssertionError(f"a storage must see to it that {what}")
+        raise AssertionError(f"a storage must see to it that {requirement}")

@@ -1,4 +1,4 @@
-"""What the page shows of a run besides its plots: read from manifest, clock and trace."""
+"""The page's tables about a run, from manifest, clock and trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CHARS = 300
 
 
 def about(state: StateView) -> Iterator[tuple[str, str]]:
-    """Yields what the run is made of, as pairs of a name and a text."""
+    """Yields the facts of the run, as pairs of a name and a text."""
     manifest = state.manifest
     clock = state.clock
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
@@ -32,8 +32,8 @@ def about(state: StateView) -> Iterator[tuple[str, str]]:
         ),
     )
     if tested := manifest.get("tested"):
-        finite = ((name, one) for name, one in tested["metrics"].items() if one is not None)
-        numbers = ", ".join(f"{name} {number(one)}" for name, one in finite)
+        finite = ((name, value) for name, value in tested["metrics"].items() if value is not None)
+        numbers = ", ".join(f"{name} {number(value)}" for name, value in finite)
         yield "test sets", f"{numbers or 'nothing'}, with {_weights(tested['checkpoint'])}"
     yield "folder", str(state.run_dir)
     yield "device", f"{manifest['device']}{ranks}, precision {state.precision.name}"
@@ -43,12 +43,15 @@ def about(state: StateView) -> Iterator[tuple[str, str]]:
         yield "commit", commit + (", with changes" if manifest["git"]["dirty"] else "")
     yield "command", _short(shlex.join(manifest["command_line"]))
     yield "settings", _short(", ".join(_changed_settings(manifest["settings"])) or "defaults")
-    for one in manifest["plugins"]:
-        options = ", ".join(f"{name}={value!r}" for name, value in one["options"].items())
-        version = one["version"] or one["source"]
-        yield one["role"], _short(f"{one['name']} {version}{f' ({options})' if options else ''}")
-    for one in manifest["off"]:
-        yield "off", _short(f"{one['name']}: {one['reason']}")
+    for plugin in manifest["plugins"]:
+        options = ", ".join(f"{name}={value!r}" for name, value in plugin["options"].items())
+        version = plugin["version"] or plugin["source"]
+        yield (
+            plugin["role"],
+            _short(f"{plugin['name']} {version}{f' ({options})' if options else ''}"),
+        )
+    for plugin in manifest["off"]:
+        yield "off", _short(f"{plugin['name']}: {plugin['reason']}")
 
 
 def results(numbers: Mapping[str, Series]) -> Table:
@@ -68,9 +71,9 @@ def results(numbers: Mapping[str, Series]) -> Table:
 
 
 def phases(seconds: Mapping[str, float]) -> Table:
-    """Returns what the host's time went into."""
-    whole = sum(seconds.values()) or 1.0
-    rows = [(name, one, f"{one / whole:.1%}") for name, one in seconds.items()]
+    """Returns how the host's time divides into phases."""
+    total = sum(seconds.values()) or 1.0
+    rows = [(name, phase_s, f"{phase_s / total:.1%}") for name, phase_s in seconds.items()]
     return Table("Time", rows, ("what", "seconds", "share"), "Of the host, on rank 0.")
 
 
@@ -83,8 +86,14 @@ def plugin_costs(state: StateView) -> Table:
         note = "Their calls weren't timed; `-p trace` of eventloop-trace times them."
         return Table(title, (), columns, note)
     rows = [
-        (one.plugin, one.hook, one.calls, one.own_ns / max(one.calls, 1) / 1e6, one.own_ns / 1e9)
-        for one in trace.spans.shares()[:40]
+        (
+            share.plugin,
+            share.hook,
+            share.calls,
+            share.own_ns / max(share.calls, 1) / 1e6,
+            share.own_ns / 1e9,
+        )
+        for share in trace.spans.shares()[:40]
     ]
     note = "Of the host, since this process began; without what their calls enclose."
     return Table(title, rows, columns, note)
@@ -100,7 +109,7 @@ def _weights(checkpoint: str | None) -> str:
 
 
 def _changed_settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    defaults = {one.name: one.default for one in dataclasses.fields(Settings)}
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, value in settings.items():
         default = defaults.get(name)
         if value != default and str(value) != str(default):

@@ -1,4 +1,4 @@
-"""The plots: which numbers share one, and how they are drawn."""
+"""The plots: which numbers share one, and their drawing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from matplotlib.ticker import MaxNLocator
 from eventloop.toolbox import metric_name
 from eventloop_report.series import Series
 
-# Okabe and Ito's, which colour-blind people tell apart, those that are seen on black and white.
+# The colours of Okabe and Ito that are visible on black and white; colour-blind people can tell them apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--")
-# Stands for the colour of the page's text, which is light where the page is dark.
+# A placeholder, replaced in the page by the colour of its text, which is light where the page is dark.
 _INK = "#012345"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -38,7 +38,7 @@ class Plot:
     """Lines that share a pair of axes.
 
     Args:
-        title: what they show.
+        title: text above the plot.
         lines: batches and values by the name of each.
     """
 
@@ -47,16 +47,18 @@ class Plot:
 
 
 def plots_of(numbers: Mapping[str, Series], eval_sets: Iterable[str]) -> list[Plot]:
-    """Puts numbers that belong together into one plot: loss first, then rates, results, the rest.
+    """Groups numbers into plots: loss first, then rates, results, the rest.
 
-    A metric of several eval sets, and of training, is one plot, `accuracy`; a plugin's numbers are
-    a plot each.
+    One plot, `accuracy`, shows a metric of training and of all eval sets; each other number of a
+    plugin has its own plot.
 
     Args:
         eval_sets: their names.
     """
-    of_sets = {metric_name(one, ""): one for one in eval_sets}
-    evaluated = {name: found for name in numbers if (found := _evaluated(name, of_sets))}
+    of_sets = {metric_name(eval_set, ""): eval_set for eval_set in eval_sets}
+    evaluated = {
+        name: evaluated_as for name in numbers if (evaluated_as := _evaluated(name, of_sets))
+    }
     metrics = {metric for _, metric in evaluated.values()}
     groups: dict[tuple[int, str], dict[str, Sequence[tuple[float, float]]]] = {}
     for name, series in numbers.items():

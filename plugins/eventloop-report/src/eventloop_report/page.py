@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, whatever the names in it are."""
+"""The page: one HTML file without references to others, whatever characters names contain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Table:
 
     Args:
         title: of the section.
-        rows: texts and numbers; numbers stand at the right.
+        rows: texts and numbers; numbers are right-aligned.
         columns: above them; nothing for pairs of a name and a value.
         note: a line below.
     """
@@ -88,12 +88,12 @@ class Page:
                 "<body>",
                 f"<h1>{_text(self.title)}</h1>",
                 f'<p class="status{" failed" if self.failed else ""}">{_text(self.status)}</p>',
-                *_tables(one for one in self.tables if not one.columns),
+                *_tables(table for table in self.tables if not table.columns),
                 '<div class="plots">',
                 *plots,
                 "</div>",
                 f'<p class="status">{_text(self.note)}</p>' if self.note else "",
-                *_tables(one for one in self.tables if one.columns),
+                *_tables(table for table in self.tables if table.columns),
                 "</body>",
                 "</html>",
                 "",
@@ -112,7 +112,7 @@ def _tables(tables: Iterable[Table]) -> Iterable[str]:
     for table in tables:
         yield f'<h2>{_text(table.title)}</h2>\n<div class="scroll"><table>'
         if table.columns:
-            yield f"<tr>{''.join(f'<th>{_text(one)}</th>' for one in table.columns)}</tr>"
+            yield f"<tr>{''.join(f'<th>{_text(column)}</th>' for column in table.columns)}</tr>"
         for row in table.rows:
             yield f"<tr>{''.join(map(_cell, row))}</tr>"
         yield "</table></div>"

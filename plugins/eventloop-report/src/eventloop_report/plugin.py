@@ -1,4 +1,4 @@
-"""The plugin: what is recorded during the run, and when the page is written."""
+"""The plugin: records numbers and phases during the run, and writes the page at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Report:
 
     Args:
         path: the page; not set: report.html in the folder of the run. The PNGs are in a folder
-            beside it that has its name without `.html`.
+            beside it with the page's name, without `.html`.
         pngs: whether each plot is written as a PNG, too.
 
     Raises:
@@ -86,49 +86,49 @@ class Report:
 
     @hookimpl
     def should_stop(self, state: StateView) -> None:
-        """Takes the time: in an epoch, what comes next is the wait for data; has no opinion."""
+        """Starts the phase of waiting for data, in an epoch; never asks for a stop."""
         if self._in_epoch:  # on rank 0
             self._enter(_PHASES[0])
 
     @hookimpl(rank_zero=True)
     def epoch_end(self, state: StateView) -> None:
-        """Takes the time."""
+        """Starts the phase between steps."""
         self._in_epoch = False
         self._enter("everything else")
 
     @hookimpl(rank_zero=True)
     def after_dataloader(self, state: StateView) -> None:
-        """Takes the time."""
+        """Starts the phase of training."""
         self._enter("training")
 
     @hookimpl(rank_zero=True)
     def batch_end(self, state: StateView) -> None:
-        """Takes the time."""
+        """Starts the phase between steps."""
         self._enter("everything else")
 
     @hookimpl(rank_zero=True)
     def eval_before_all(self, state: StateView) -> None:
-        """Takes the time."""
+        """Starts the phase of evaluation."""
         self._enter("evaluation")
 
     @hookimpl(rank_zero=True)
     def eval_start(self, state: StateView) -> None:
-        """Takes the time: what comes next is the wait for the set's first batch."""
+        """Starts the phase of waiting for the set's first batch."""
         self._enter(f"waiting for {state.eval_name}")
 
     @hookimpl(rank_zero=True)
     def eval_batch_start(self, state: StateView) -> None:
-        """Takes the time."""
+        """Starts the phase of evaluation."""
         self._enter("evaluation")
 
     @hookimpl(rank_zero=True)
     def eval_batch_end(self, state: StateView) -> None:
-        """Takes the time: what comes next is the wait for data."""
+        """Starts the phase of waiting for the set's next batch."""
         self._enter(f"waiting for {state.eval_name}")
 
     @hookimpl(rank_zero=True)
     def eval_end(self, state: StateView) -> None:
-        """Takes the time."""
+        """Starts the phase between steps."""
         self._enter("evaluation")
 
     @hookimpl(rank_zero=True)
@@ -141,10 +141,10 @@ class Report:
         """Keeps the numbers, and how fast the samples went by."""
         for name, value in numbers.items():
             self._numbers.add(name, at.batch, _float(value))
-        before = self._previous
+        previous = self._previous
         self._previous = at
-        if before is not None and at.batch > before.batch and at.seconds > before.seconds:
-            speed = (at.sample - before.sample) / (at.seconds - before.seconds)
+        if previous is not None and at.batch > previous.batch and at.seconds > previous.seconds:
+            speed = (at.sample - previous.sample) / (at.seconds - previous.seconds)
             self._throughput.add(at.batch, speed)
 
     @hookimpl(rank_zero=True)
@@ -167,14 +167,14 @@ class Report:
 
     @hookimpl(rank_zero=True)
     def exception(self, state: StateView, error: BaseException) -> None:
-        """Writes the page of a fit that failed; there is none of what fails before."""
+        """Writes the page of a fit that failed; nothing is written for a failure before the fit."""
         if self._since is not None:
             self._enter("everything else")
             self._since = None
             self._write(state, f"failed: {type(error).__name__}: {error}", failed=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was recorded so far."""
+        """Returns the numbers, texts and times recorded so far."""
         return {
             "of_this_run": {
                 "seconds": dict(self._seconds),
@@ -186,7 +186,7 @@ class Report:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a state from `state_dict`."""
         self._numbers.load_state_dict(state["numbers"])
         if "texts" in state:  # older checkpoints have none
             self._texts.load_state_dict(state["texts"])
@@ -204,9 +204,9 @@ class Report:
     def _enter(self, phase: str) -> None:
         """Adds the time since the last phase began to it."""
         if self._since is not None:
-            now = time.perf_counter()
-            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
-            self._since = now
+            now_s = time.perf_counter()
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now_s - self._since
+            self._since = now_s
             self._phase = phase
 
     def _write(self, state: StateView, status: str, *, failed: bool = False) -> None:
@@ -263,14 +263,14 @@ class Report:
         )
 
 
-def _left_out(num_plots: int, what: str, num_names: int) -> str:
+def _left_out(num_plots: int, kind: str, num_names: int) -> str:
     """Returns a note on what the page leaves out; "" if it leaves out nothing."""
-    said = []
+    notes = []
     if num_plots > 0:
-        said.append(f"{num_plots} more {what} aren't drawn")
+        notes.append(f"{num_plots} more {kind} aren't drawn")
     if num_names:
-        said.append(f"the numbers of {num_names} more names weren't kept")
-    return "; ".join(said)
+        notes.append(f"the numbers of {num_names} more names weren't kept")
+    return "; ".join(notes)
 
 
 def _float(value: float) -> float:

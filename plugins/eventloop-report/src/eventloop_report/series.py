@@ -18,8 +18,8 @@ _LARGEST = 1e100
 class Series:
     """One number over the run: points that are means of `stride` values in a row.
 
-    Where there are too many points, two become one, and the stride doubles. What isn't finite, or
-    hardly is, is a gap.
+    If there are too many points, neighbours are merged in pairs, and the stride doubles. A value that
+    isn't finite, or too large for axes, is a gap.
 
     Attributes:
         num_values: how many there were.
@@ -47,7 +47,7 @@ class Series:
             self._stride *= 2
 
     def points(self) -> list[tuple[float, float]]:
-        """Returns batches and values, in order; those that no point holds yet as the last one."""
+        """Returns batches and values, in order; values that fill no point yet are the last one."""
         return [*self._points, *([_mean(self._open)] if self._open else [])]
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Series:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a state from `state_dict`."""
         self.num_values = state["num_values"]
         self.latest = state["latest"]
         self._stride = state["stride"]
@@ -94,11 +94,11 @@ class Numbers:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything."""
-        named = [[name, one.state_dict()] for name, one in self.by_name.items()]
+        named = [[name, series.state_dict()] for name, series in self.by_name.items()]
         return {"named": named, "left_out": sorted(self._left_out)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a state from `state_dict`."""
         self.by_name = {}
         for name, saved in state["named"]:
             self.by_name[name] = series = Series()

@@ -1,4 +1,4 @@
-"""The latest texts and tables of a run, each cut to what a page can show."""
+"""The latest texts and tables of a run, each cut to a length that a page can show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Texts:
     def add(self, name: str, batch: int, text: str | Mapping[str, Sequence[Any]]) -> None:
         """Keeps a text in the place of an earlier one of its name."""
         columns = {"text": text.split("\n")} if isinstance(text, str) else text
-        rows = zip(*(one[:MAX_ROWS] for one in columns.values()), strict=True)
+        rows = zip(*(cells[:MAX_ROWS] for cells in columns.values()), strict=True)
         num_left_out = max(map(len, columns.values()), default=0) - MAX_ROWS
         name = one_line(name, MAX_CHARS)
         self._by_name.pop(name, None)
@@ -37,19 +37,19 @@ class Texts:
 
     def tables(self) -> Iterator[Table]:
         """Yields a table for each name."""
-        for name, found in self._by_name.items():
-            left_out = found["num_left_out"]
-            more = f"; {left_out:,} more rows aren't shown" if left_out else ""
-            note = f"Logged after batch {found['batch']:,}{more}."
-            yield Table(name, found["rows"], found["columns"], note)
+        for name, entry in self._by_name.items():
+            left_out = entry["num_left_out"]
+            suffix = f"; {left_out:,} more rows aren't shown" if left_out else ""
+            note = f"Logged after batch {entry['batch']:,}{suffix}."
+            yield Table(name, entry["rows"], entry["columns"], note)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything."""
-        return {"by_name": [[name, found] for name, found in self._by_name.items()]}
+        return {"by_name": [[name, entry] for name, entry in self._by_name.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self._by_name = {name: dict(found) for name, found in state["by_name"]}
+        """Restores a state from `state_dict`."""
+        self._by_name = {name: dict(entry) for name, entry in state["by_name"]}
 
 
 def _cell(cell: str | float | None) -> str | float:

@@ -1,4 +1,4 @@
-"""The plugin: when the second gradient is taken, and what of the first pass stays."""
+"""The plugin: when the second gradient is computed, and what is restored after it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from eventloop_sam.sharpness import ascent, buffers_restored, restored
 
 
 class Sam:
-    """Steps by the gradient at a nearby point where the loss is higher: flat minima are found.
+    """Steps by the gradient at a nearby point of higher loss, which finds flat minima.
 
-    A step costs two passes over its batch. Events fire for the first one alone.
+    Each step costs two passes over its batch. Events fire only for the first pass.
 
     Args:
-        rho: how far away that point is, more than 0: the length of the way to it, over all weights
-            together. The paper takes 0.05 to 0.2; adaptive, ten times as much.
-        every: every how many batches; the others are steps as without it, at half the price.
-        adaptive: measures the way relative to each weight's size (ASAM).
+        rho: distance of that point, more than 0: the norm of the step to it over all weights. The paper
+            uses 0.05 to 0.2; with `adaptive`, ten times as much.
+        every: applies SAM every so many batches; the others are ordinary steps, at half the cost.
+        adaptive: whether to measure the distance relative to each weight's size (ASAM).
 
     Raises:
-        TypeError: `rho` is not a number, or `every` no whole one.
-        ValueError: they are out of range.
+        TypeError: `rho` is not a number, or `every` is not an integer.
+        ValueError: a value is out of range.
 
     Source: Foret et al. 2021, arXiv:2010.01412; adaptive: Kwon et al. 2021, arXiv:2102.11600.
     """
@@ -46,7 +46,7 @@ class Sam:
         self.rho = rho
         self.every = every
         self.adaptive = adaptive
-        self._before: Draws | None = None
+        self._draws_of_first_pass: Draws | None = None
         self._is_second = False
 
     @hookimpl
@@ -55,8 +55,8 @@ class Sam:
         for name, optimizer in state.optimizers.items():
             if wants_closure(optimizer):
                 return f"the optimizer {name!r} is {type(optimizer).__name__}, which takes several gradients a step"
-        for name, one in state.model.named_modules():
-            if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse:
+        for name, module in state.model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 return f"the gradients of {name!r} are sparse, of which torch knows no norm"
         return None
 
@@ -64,7 +64,7 @@ class Sam:
     def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
         """Saves the states of the random generators before the first pass."""
         if self._is_due(state) and not self._is_second:
-            self._before = Draws(state.device, state.generators().values())
+            self._draws_of_first_pass = Draws(state.device, state.generators().values())
         return (yield)
 
     @hookimpl(wrapper=True)
@@ -74,7 +74,7 @@ class Sam:
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
     ) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
-        """Puts the gradient at the nearby point in the place of the one at hand."""
+        """Replaces the gradients by those at the nearby point."""
         params = [
             param
             for optimizer in optimizers.values()
@@ -83,28 +83,30 @@ class Sam:
             if param.grad is not None
         ]
         if self._is_due(state) and params:
-            first = state.loss
-            assert first is not None
+            first_loss = state.loss
+            assert first_loss is not None
             with restored(params), buffers_restored(state.model):
                 with torch.no_grad():
                     # Private, as in `ascent` (torch 2.13).
-                    held = [local(param) for param in params]
-                    torch._foreach_add_(held, ascent(params, self.rho, adaptive=self.adaptive))
-                second = self._second_pass(state, closure)
-            state.log("sam/sharpness", second - first, "mean")
+                    local_params = [local(param) for param in params]
+                    steps = ascent(params, self.rho, adaptive=self.adaptive)
+                    torch._foreach_add_(local_params, steps)
+                second_loss = self._second_pass(state, closure)
+            state.log("sam/sharpness", second_loss - first_loss, "mean")
         return (yield)
 
     def _is_due(self, state: State) -> bool:
         return state.clock.batch % self.every == 0
 
     def _second_pass(self, state: State, closure: Callable[[], Tensor]) -> Tensor:
-        """Repeats the batch with the random numbers of the first pass: one dropout mask for both."""
-        assert self._before is not None
-        after = Draws(state.device, state.generators().values())
-        self._before.put_back()
+        """Repeats the batch with the random numbers of the first pass, so both use the same dropout masks."""
+        assert self._draws_of_first_pass is not None
+        # Afterwards the generators continue from here, as if there had been no second pass.
+        draws_after = Draws(state.device, state.generators().values())
+        self._draws_of_first_pass.put_back()
         self._is_second = True
         try:
             return closure()
         finally:
             self._is_second = False
-            after.put_back()
+            draws_after.put_back()

@@ -1,4 +1,4 @@
-"""The maths of SAM: the way to the highest loss nearby, and the way back.
+"""The maths of SAM: the step to the highest loss nearby, and the way back.
 
     with restored(params):
         for param, step in zip(params, ascent(params, rho=0.05), strict=True):
@@ -25,32 +25,34 @@ _TINY = 1e-12  # a gradient of 0 has no direction
 
 @torch.no_grad()
 def ascent(params: Sequence[Tensor], rho: float, *, adaptive: bool = False) -> list[Tensor]:
-    """Returns the step from each parameter to where the loss is highest nearby, to first order.
+    """Returns the step of each parameter to the highest loss nearby, to first order.
 
     rho * g / ||g||, with the norm over all parameters together; adaptive: rho * w^2 * g / ||w * g||,
-    whose size relative to w stays if one layer is scaled up and the next one down.
+    whose size relative to w doesn't change if a layer is scaled up and the next layer down.
 
     Args:
-        params: with gradients, at least one; floating-point, all on one device. Shards, too.
-        rho: how far "nearby" reaches.
+        params: at least one parameter with a gradient; floating-point, all on the same device. May be
+            sharded.
+        rho: radius of the neighbourhood.
 
     Returns:
-        New tensors of the shapes and dtypes of `params`, of shards what this rank holds; zeros where every gradient is zero.
+        New tensors of the shapes and dtypes of `params`; of shards, this rank's part. Zeros if every
+        gradient is zero.
     """
-    towards = [param.grad for param in params if param.grad is not None]
+    directions = [param.grad for param in params if param.grad is not None]
     if adaptive:
-        towards = [grad * weight for grad, weight in zip(towards, params, strict=True)]
-    norm = total_norm(towards)
-    held = [local(one) for one in towards]
-    # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
+        directions = [grad * weight for grad, weight in zip(directions, params, strict=True)]
+    norm = total_norm(directions)
+    steps = [local(direction) for direction in directions]
+    # Private, like all of torch's foreach functions: a single kernel for all tensors (torch 2.13).
     if adaptive:
-        held = list(torch._foreach_mul(held, [local(param) for param in params]))
-    return list(torch._foreach_mul(held, rho / (norm + _TINY)))
+        steps = list(torch._foreach_mul(steps, [local(param) for param in params]))
+    return list(torch._foreach_mul(steps, rho / (norm + _TINY)))
 
 
 @contextmanager
 def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Puts tensors back, bit for bit, when the block ends, however it ends."""
+    """Restores tensors, bit for bit, at the end of the block, even after an error."""
     copies = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
@@ -62,16 +64,16 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Puts a model's buffers back likewise, those that a forward pass has replaced, too."""
-    places = [
+    """Restores a model's buffers at the end of the block, including buffers that were replaced."""
+    owned_buffers = [
         (module, name, buffer)
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    with restored([buffer for *_, buffer in places]):
+    with restored([buffer for *_, buffer in owned_buffers]):
         try:
             yield
         finally:
-            for module, name, buffer in places:
+            for module, name, buffer in owned_buffers:
                 if getattr(module, name) is not buffer:
                     setattr(module, name, buffer)

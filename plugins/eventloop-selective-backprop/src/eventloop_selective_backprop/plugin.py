@@ -15,14 +15,14 @@ from eventloop_selective_backprop.selection import draw, per_sample, take
 class SelectiveBackprop:
     """Trains on those samples of each batch that have the highest loss.
 
-    A pass without gradients gives the loss of each sample; a fixed share of them is drawn, those
-    with higher losses more often, and trained on.
+    A pass without gradients computes the loss of each sample. A fixed share of the samples is drawn,
+    preferring higher losses, and the model trains on these.
 
     Args:
         keep_frac: share of the samples that is kept, between 0 and 1.
         start: when selecting begins, in any unit: 2ep, 0.5dur; not set: at once.
         end: when it ends; not set: never.
-        interrupt: every so many batches one is trained on as a whole, 2 or more; 0: none.
+        interrupt: every so many batches, one is trained on as a whole, 2 or more; 0: never.
 
     Raises:
         TypeError: `keep_frac` or `interrupt` is not a number.
@@ -69,18 +69,18 @@ class SelectiveBackprop:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
             losses = self._losses(state)
         except Exception as error:  # noqa: BLE001  training shows it, too, if it asks for a loss
-            what = error.what if isinstance(error, EventloopError) else str(error)
-            return f"no loss of each sample can be had: {what.partition(chr(10))[0]}"
+            reason = error.what if isinstance(error, EventloopError) else str(error)
+            return f"no loss of each sample can be had: {reason.partition(chr(10))[0]}"
         if losses.isnan().all():
             return "no loss of each sample can be had: that of a batch of one is NaN"
         return None
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Settles what fractions of the run are.
+        """Resolves `start` and `end`, which may be fractions of the run.
 
         Raises:
-            SettingError: one is of a length that isn't known, or nothing would ever be selected.
+            SettingError: the length of the run isn't known, or no sample would ever be selected.
         """
         self._start = _resolved("start", self.start, state)
         self._end = _resolved("end", self.end, state)
@@ -115,21 +115,21 @@ class SelectiveBackprop:
         size = state.microbatch_size
         try:
             with evaluation_mode(state):
-                parts = [batch] if size is None else split(batch, size)
-                return torch.cat([_losses_of(part, state) for part in parts])
+                microbatches = [batch] if size is None else split(batch, size)
+                return torch.cat([_losses_of(microbatch, state) for microbatch in microbatches])
         finally:
             state.batch = batch
 
 
-def _losses_of(part: Any, state: State) -> Tensor:
+def _losses_of(microbatch: Any, state: State) -> Tensor:
     def loss(outputs: Any, batch: Any) -> Tensor:
         state.outputs = outputs
         state.batch = batch
-        found: Tensor = state.call("loss")
-        return found
+        sample_loss: Tensor = state.call("loss")
+        return sample_loss
 
-    state.batch = part
-    return per_sample(loss, state.call("forward"), part)
+    state.batch = microbatch
+    return per_sample(loss, state.call("forward"), microbatch)
 
 
 def _resolved(name: str, time: Time | None, state: State) -> Time | None:
@@ -146,8 +146,8 @@ def _check_before(name: str, start: Time | None, end: Time | None, state: State)
     """Raises where a start and an end can be compared, and nothing is between them."""
     if start is None or end is None:
         return
-    first, last = (_in_batches(state.resolve(time), state) for time in (start, end))
-    if first.unit == last.unit and first.value >= last.value:
+    start_batch, end_batch = (_in_batches(state.resolve(time), state) for time in (start, end))
+    if start_batch.unit == end_batch.unit and start_batch.value >= end_batch.value:
         raise SettingError(
             f"selective-backprop.start={start} isn't before {name}={end}: no sample would ever be "
             "selected",

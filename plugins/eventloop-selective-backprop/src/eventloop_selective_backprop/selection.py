@@ -2,8 +2,8 @@
 
 Source: Jiang et al. 2019, "Accelerating Deep Learning by Focusing on the Biggest Losers",
 arXiv:1910.00762, section 3.2: a sample is chosen with the probability CDF(loss)^beta, the
-percentile of its loss among recent ones to a power. Here the losses are those of the batch, and a
-fixed number is drawn.
+percentile of its loss among recent ones to a power. Here the percentile is among the losses of the
+batch, and a fixed number of samples is drawn.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from eventloop.toolbox import Microbatches, describe, map_tensors, num_samples
 def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> Tensor:
     """Draws samples without replacement, each in proportion to its loss's percentile to a power.
 
-    Nothing is read from the device: for each sample an exponential variate over its weight is
-    drawn, and the smallest are taken, which is the same as drawing one after the other. Samples
+    Nothing is read from the device: for each sample an exponential variate divided by its weight is
+    drawn, and the samples with the smallest are kept, which equals drawing one after the other. Samples
     whose loss is NaN aren't drawn: where fewer than `num` are left, these are drawn several times.
 
     Args:
@@ -49,12 +49,12 @@ def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> T
     num_known = torch.where(num_known > 0, num_known, len(losses))
     ranked = keys.masked_fill(has_none, math.inf).argsort(stable=True)
     # A microbatch of nothing but samples without a loss would have none, either.
-    places = torch.arange(num, device=losses.device) % num_known
-    return ranked[places].sort().values
+    ranks = torch.arange(num, device=losses.device) % num_known
+    return ranked[ranks].sort().values
 
 
 def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> Tensor:
-    """Returns the loss of each sample: what a mean over a batch is for batches of one, all at once.
+    """Returns the loss of each sample, as if it were a batch of its own; computed for all at once.
 
     Args:
         loss: takes outputs and a batch, gives a tensor of shape ().
@@ -65,44 +65,44 @@ def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> 
         as where all its targets are ignored; infinite where both are NaN: something is wrong.
 
     Raises:
-        ValueError: the outputs aren't one for each sample, or the loss isn't computed from them.
+        ValueError: an output isn't one for each sample, or the loss isn't computed from the outputs.
         RuntimeError: torch can't compute the loss for all samples at once: `torch.func.vmap`.
     """
     num = num_samples(batch)
     nest = (outputs, batch)
-    if not any(_is_of_samples(one, num) for one in _leaves(outputs)):
+    if not any(_is_of_samples(leaf, num) for leaf in _leaves(outputs)):
         raise ValueError(f"the outputs, {describe(outputs)}, aren't one for each of {num} samples")
-    whole = [one for one in _leaves(nest) if not _is_of_samples(one, num)]
+    unsplit = [leaf for leaf in _leaves(nest) if not _is_of_samples(leaf, num)]
 
-    def alone(*samples: Tensor) -> Tensor:
-        rest = iter(samples)
-        one_output, one_sample = _replaced(nest, num, lambda _: next(rest).unsqueeze(0))
-        found = loss(one_output, one_sample)
-        if any(found is one for one in whole):
+    def loss_of_one(*samples: Tensor) -> Tensor:
+        values = iter(samples)
+        one_output, one_sample = _replaced(nest, num, lambda _: next(values).unsqueeze(0))
+        sample_loss = loss(one_output, one_sample)
+        if any(sample_loss is leaf for leaf in unsplit):
             raise ValueError("the loss is part of the outputs, one for the whole batch")
-        return found
+        return sample_loss
 
-    samples = [one for one in _leaves(nest) if _is_of_samples(one, num)]
-    losses = torch.func.vmap(alone)(*samples).float()
+    samples = [leaf for leaf in _leaves(nest) if _is_of_samples(leaf, num)]
+    losses = torch.func.vmap(loss_of_one)(*samples).float()
     return losses.masked_fill(losses.isnan() & loss(outputs, batch).isnan(), math.inf)
 
 
 def take(batch: Any, indices: Tensor) -> Any:
-    """Returns the batch with these samples alone.
+    """Returns a batch of only these samples.
 
     Args:
         batch: a nest of tensors whose first dimension is the samples'.
         indices: int64, shape (num,), on the device of the batch.
 
     Raises:
-        ValueError: something else is in it, which can't be split by sample.
+        ValueError: the batch holds a value that can't be split by sample.
     """
     num = num_samples(batch)
-    for one in _leaves(batch):
-        if not _is_of_samples(one, num):
-            what = describe(one) if isinstance(one, Microbatches) else repr(one)
-            what = f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else what
-            raise ValueError(f"beside tensors of {num} samples the batch holds {what}")
+    for leaf in _leaves(batch):
+        if not _is_of_samples(leaf, num):
+            kind = describe(leaf) if isinstance(leaf, Microbatches) else repr(leaf)
+            kind = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else kind
+            raise ValueError(f"beside tensors of {num} samples the batch holds {kind}")
     return _replaced(batch, num, lambda tensor: tensor[indices])
 
 
@@ -111,7 +111,7 @@ def _is_of_samples(value: Any, num: int) -> bool:
 
 
 def _leaves(nest: Any) -> Iterator[Any]:
-    """Yields what a nest holds, in the order of `map_tensors`."""
+    """Yields the leaves of a nest, in the order of `map_tensors`."""
     if isinstance(nest, (tuple, list)):
         for value in nest:
             yield from _leaves(value)
@@ -123,4 +123,4 @@ def _leaves(nest: Any) -> Iterator[Any]:
 
 
 def _replaced(nest: Any, num: int, function: Callable[[Tensor], Tensor]) -> Any:
-    return map_tensors(lambda one: function(one) if _is_of_samples(one, num) else one, nest)
+    return map_tensors(lambda leaf: function(leaf) if _is_of_samples(leaf, num) else leaf, nest)

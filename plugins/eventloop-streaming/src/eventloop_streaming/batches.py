@@ -14,13 +14,13 @@ from eventloop_streaming.stream import Position, require_positive
 class Batches:
     """A train data loader: batches of the samples of a stream, with the stream's position.
 
-    For workers give the stream to torchdata's `StatefulDataLoader` instead.
+    For worker processes, use torchdata's `StatefulDataLoader` instead.
 
     Args:
-        samples: as `Shuffled` takes it.
-        batch_size: samples in a batch; the last may have fewer.
+        samples: a stream, as in `Shuffled`.
+        batch_size: number of samples in a batch; the last may have fewer.
         collate_fn: makes a batch of a list of samples.
-        drop_last: whether a last batch with fewer samples is left out.
+        drop_last: whether to drop a last batch with fewer samples.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Batches:
         return self._source.suits_any_ranks
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the batches of an epoch, or after `load_state_dict` those that are left of it."""
+        """Yields the batches of an epoch, or after `load_state_dict` its remaining batches."""
         if not self._is_loaded:
             self._source.begin()
         self._is_loaded = False
@@ -59,7 +59,7 @@ class Batches:
         return self._source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
         self._source.begin()
         self._source.load_state_dict(state)
         self._is_loaded = True

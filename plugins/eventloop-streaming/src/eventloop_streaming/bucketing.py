@@ -13,29 +13,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Sampler
 
-# The longest sample of a bucket is at most so much longer than its shortest.
+# Maximum ratio between the longest and the shortest sample of a bucket.
 _GROWTH = 1.1
 
 
 class LengthBatchSampler(Sampler[list[int]]):
     """Batches of `batch_size` samples of similar lengths.
 
-    Samples are sorted into buckets, whose lengths differ by a tenth at most. Each epoch draws an
-    order within the buckets, cuts it into batches, and draws an order of the batches; the samples that
-    a bucket leaves over begin a batch with those of the next longer ones. An epoch always has as many
-    batches, with each sample once. Where ranks train together, batches that are as long are computed
-    at the same step.
+    Samples are sorted into buckets, whose lengths differ by at most a tenth. Each epoch draws an order
+    within the buckets, cuts it into batches, and draws an order of the batches; the remaining samples of a
+    bucket start a batch with samples of the next longer bucket. Every epoch has the same number of
+    batches, and each sample once. With several ranks, batches of the same length are computed at the
+    same step.
 
     Args:
-        lengths: the length of each sample of the data set, ints of 0 or more.
-        batch_size: samples in a batch.
-        shuffle: whether orders are drawn; if not, batches come from short to long.
-        drop_last: whether a last batch with fewer samples is left out. It would hold the longest ones.
-        generator: what orders are drawn from; by default PyTorch's global one. With several ranks
-            leave it out: eventloop then seeds all ranks alike.
+        lengths: the length of each sample of the dataset, ints of 0 or more.
+        batch_size: number of samples in a batch.
+        shuffle: whether to draw orders; if not, batches are sorted from short to long.
+        drop_last: whether to drop a last batch with fewer samples, which has the longest samples.
+        generator: random generator of the orders; by default PyTorch's global generator. Leave it out
+            with several ranks: eventloop then seeds all ranks alike.
 
     Raises:
-        ValueError: the lengths or the size aren't such.
+        ValueError: the lengths or the size are invalid.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LengthBatchSampler(Sampler[list[int]]):
         self._generator = generator
 
     def __len__(self) -> int:
-        """Returns the number of batches of an epoch."""
+        """Returns the number of batches in an epoch."""
         return len(self._spans)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -69,16 +69,16 @@ class LengthBatchSampler(Sampler[list[int]]):
 class TokenBatchSampler(Sampler[list[int]]):
     """Batches of as many samples of similar lengths as `max_tokens` has room for, once padded.
 
-    As `LengthBatchSampler`, but a batch has more short samples than long ones: its size is the number
-    of samples times the longest length, and that is `max_tokens` at most.
+    Like `LengthBatchSampler`, but batches of short samples have more of them: the size of a batch is the number
+    of samples times the longest length, at most `max_tokens`.
 
     Args:
-        lengths: the length of each sample of the data set, ints of 0 or more.
-        max_tokens: the padded size of a batch at most, in tokens or whatever lengths count.
+        lengths: the length of each sample of the dataset, ints of 0 or more.
+        max_tokens: maximum padded size of a batch, in tokens or another unit of the lengths.
         shuffle, generator: see `LengthBatchSampler`.
 
     Raises:
-        ValueError: the lengths or the number aren't such, or a sample is longer.
+        ValueError: the lengths or the number are invalid, or a sample is longer.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._generator = generator
 
     def __len__(self) -> int:
-        """Returns the number of batches of an epoch."""
+        """Returns the number of batches in an epoch."""
         return len(self._spans)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -114,25 +114,33 @@ class TokenBatchSampler(Sampler[list[int]]):
 
 
 class _Buckets:
-    """Samples by length.
+    """Samples sorted by length into buckets.
 
     Args:
-        lengths: as of the samplers.
+        lengths: as in the samplers.
 
     Attributes:
         lengths_N: int64, shape (N,).
-        ends_B: how many samples are in a bucket and those before it; none is empty.
-        longest_B: the greatest length in each bucket.
+        ends_B: number of samples in each bucket and all buckets before it; no bucket is empty.
+        longest_B: the maximum length in each bucket.
     """
 
     def __init__(self, lengths: Iterable[int] | Tensor) -> None:
-        given = lengths.tolist() if isinstance(lengths, Tensor) else [*lengths]
-        wrong = [one for one in given if not isinstance(one, Integral) or isinstance(one, bool)]
-        wrong += [one for one in given if not wrong and one < 0]
-        if wrong or not given:
-            what = f"lengths has {wrong[0]!r}" if wrong else "lengths is empty"
-            raise ValueError(f"{what}: give one int of 0 or more for each sample, and at least one")
-        self.lengths_N = torch.tensor([int(one) for one in given])
+        values = lengths.tolist() if isinstance(lengths, Tensor) else [*lengths]
+        # bool is a subclass of int.
+        invalid = [
+            length
+            for length in values
+            if not isinstance(length, Integral) or isinstance(length, bool)
+        ]
+        if not invalid:
+            invalid = [length for length in values if length < 0]
+        if invalid or not values:
+            problem = f"lengths has {invalid[0]!r}" if invalid else "lengths is empty"
+            raise ValueError(
+                f"{problem}: give one int of 0 or more for each sample, and at least one"
+            )
+        self.lengths_N = torch.tensor([int(length) for length in values])
         bounds = [1]
         while bounds[-1] < self.lengths_N.max():
             bounds.append(max(bounds[-1] + 1, int(bounds[-1] * _GROWTH)))
@@ -146,17 +154,17 @@ class _Buckets:
     def batches(
         self, spans: list[tuple[int, int]], generator: torch.Generator | None, *, shuffle: bool
     ) -> Iterator[list[int]]:
-        """Draws an order within buckets and one of batches, and yields the indices of each batch.
+        """Draws an order within buckets and an order of batches; yields the indices of each batch.
 
         Args:
-            spans: begin and end of each batch, in the order of buckets.
+            spans: start and end of each batch, in the order of buckets.
         """
         num = len(self.lengths_N)
         order_N = torch.randperm(num, generator=generator) if shuffle else self.lengths_N.argsort()
         order_N = order_N[self._bucket_N[order_N].argsort(stable=True)]
-        # Each rank takes every `step`-th batch: these are as long, and stay side by side.
+        # Each rank takes every `step`-th batch: batches of the same step have similar lengths.
         step = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        steps = [spans[at : at + step] for at in range(0, len(spans), step)]
+        steps = [spans[start : start + step] for start in range(0, len(spans), step)]
         num_whole = len(spans) // step
         if shuffle:
             drawn = torch.randperm(num_whole, generator=generator).tolist()
@@ -166,20 +174,20 @@ class _Buckets:
 
 
 def _spans(ends_B: list[int], sizes_B: list[int]) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of each batch among samples that are sorted by bucket.
+    """Yields start and end of each batch among samples that are sorted by bucket.
 
     Args:
-        sizes_B: how many samples a batch may have whose longest one is of this bucket.
+        sizes_B: maximum size of a batch whose longest sample is in this bucket.
     """
     begin = bucket = 0
     while begin < ends_B[-1]:
         while ends_B[bucket] <= begin:
             bucket += 1
         end = begin
-        last = bucket
-        while last < len(ends_B) and begin + sizes_B[last] > end:
-            end = min(ends_B[last], begin + sizes_B[last])
-            last += 1
+        last_bucket = bucket
+        while last_bucket < len(ends_B) and begin + sizes_B[last_bucket] > end:
+            end = min(ends_B[last_bucket], begin + sizes_B[last_bucket])
+            last_bucket += 1
         yield begin, end
         begin = end
 

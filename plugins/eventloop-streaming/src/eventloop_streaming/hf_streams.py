@@ -1,4 +1,4 @@
-"""What resuming in mid-epoch loses of a `datasets` stream, and when it fails (datasets 5.2)."""
+"""The samples of a `datasets` stream that resuming in mid-epoch loses, and when it fails (datasets 5.2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from eventloop import TaskError
 
 _MOST_PARTS = 1_000
-# Of `datasets` private: there is no public way to ask (5.2). The others are of streams of this package.
+# Private attributes of `datasets`, without public access (5.2), and attributes of this package's streams.
 _INNER = ("dataset", "_ex_iterable", "ex_iterable", "_source", "_own")
 _SEVERAL = ("ex_iterables", "_sources")
 
@@ -18,8 +18,8 @@ def note_on(loader: Any, num_parts: int) -> str:
     """Returns the header's note on resuming with a data loader; empty if nothing is lost.
 
     Args:
-        loader: over a stream of `datasets`, or anything else.
-        num_parts: how many workers of all ranks have a buffer of their own.
+        loader: a data loader, of a `datasets` stream or any other data.
+        num_parts: number of workers of all ranks, each with its own buffer.
     """
     num_workers = getattr(loader, "num_workers", 0)
     if (stuck := _stuck(loader)) is not None:
@@ -27,7 +27,11 @@ def note_on(loader: Any, num_parts: int) -> str:
             f"data: {stuck}: a run can't go on in mid-epoch, only from the end of an epoch; {_INSTEAD} can, "
             "and loses no sample"
         )
-    sizes = [part.buffer_size for part in _parts(loader) if _is(part, "BufferShuffled")]
+    sizes = [
+        stream_part.buffer_size
+        for stream_part in _parts(loader)
+        if _is(stream_part, "BufferShuffled")
+    ]
     if max(sizes, default=0) > 1:
         return (
             f"data: `datasets` shuffle the train stream in a buffer of {max(sizes):,} samples that "
@@ -59,19 +63,19 @@ def require_can_go_on(loader: Any) -> None:
 
 
 def _stuck(loader: Any) -> str | None:
-    """Returns why workers would end in an IndexError of `datasets`; None if they wouldn't.
+    """Returns the reason why workers would raise an IndexError in `datasets`; None if they wouldn't.
 
-    A worker loads the state of its own shards into the whole stream first, which has more of them.
+    A worker first loads the state of its own shards into the whole stream, which has more shards.
     """
     num_workers = getattr(loader, "num_workers", 0)
-    streams = [part for part in _parts(loader) if _is_stream(part)]
+    streams = [stream_part for stream_part in _parts(loader) if _is_stream(stream_part)]
     if num_workers < 2 or not streams or not sys.modules["datasets"].__version__.startswith("5.2."):
         return None
-    for part in _parts(loader):
-        if _is(part, "InterleavedShards"):
-            # Of a rank, where ranks share the shards.
-            num_shards = min([part.num_shards, *(stream.num_shards for stream in streams)])
-            at_once = min(num_shards, part.max_input_shards)
+    for stream_part in _parts(loader):
+        if _is(stream_part, "InterleavedShards"):
+            # Number of shards per rank, if ranks split the shards.
+            num_shards = min([stream_part.num_shards, *(stream.num_shards for stream in streams)])
+            at_once = min(num_shards, stream_part.max_input_shards)
             if max(1, num_shards // num_workers) < at_once:
                 return (
                     f"`datasets` {sys.modules['datasets'].__version__} can't load the state of a stream that is shuffled from "
@@ -84,20 +88,22 @@ def _is_stream(data: Any) -> bool:
     return "datasets" in sys.modules and isinstance(data, sys.modules["datasets"].IterableDataset)
 
 
-def _is(part: Any, name: str) -> bool:
-    return type(part).__name__ == f"{name}ExamplesIterable"
+def _is(stream_part: Any, name: str) -> bool:
+    return type(stream_part).__name__ == f"{name}ExamplesIterable"
 
 
 def _parts(loader: Any) -> Iterator[Any]:
-    """Yields a data loader, and what streams it is made of."""
+    """Yields a data loader, and the nested streams inside it."""
     waiting = [loader]
     for _ in range(_MOST_PARTS):
         if not waiting:
             return
-        part = waiting.pop()
-        yield part
-        attributes = getattr(part, "__dict__", {})
+        stream_part = waiting.pop()
+        yield stream_part
+        attributes = getattr(stream_part, "__dict__", {})
         waiting += [attributes[name] for name in _INNER if attributes.get(name) is not None]
-        for several in map(attributes.get, _SEVERAL):
-            if isinstance(several, (dict, list)):
-                waiting += several.values() if isinstance(several, dict) else several
+        for inner_streams in map(attributes.get, _SEVERAL):
+            if isinstance(inner_streams, (dict, list)):
+                waiting += (
+                    inner_streams.values() if isinstance(inner_streams, dict) else inner_streams
+                )

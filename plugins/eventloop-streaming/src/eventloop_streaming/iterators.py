@@ -1,4 +1,4 @@
-"""A train data loader of what keeps its position in iterators, as grain does."""
+"""A train data loader over iterables that store their position in iterators, such as grain's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils.data import default_convert
 
 
 class IteratorState:
-    """Batches of an iterable whose iterators have `get_state` and `set_state`, with a state of its own.
+    """Batches of an iterable whose iterators have `get_state` and `set_state`, with a saved position.
 
     Arrays become tensors. For grain: `IteratorState(grain.MapDataset.source(data).shuffle(seed=0).batch(32).to_iter_dataset())`.
 
     Args:
-        batches: may be iterated over again.
+        batches: an iterable that can be iterated over repeatedly.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -24,7 +24,7 @@ class IteratorState:
         self._loaded: Any = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the batches of an epoch, or after `load_state_dict` those that are left of it."""
+        """Yields the batches of an epoch, or after `load_state_dict` its remaining batches."""
         iterator: Any = iter(self._batches)
         if not hasattr(iterator, "get_state"):
             raise TypeError(f"a {type(iterator).__name__} has no get_state and set_state")
@@ -41,17 +41,17 @@ class IteratorState:
         return {"iterator": self._iterator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
         self._loaded = state["iterator"]
 
 
 def _plain(batch: Any) -> Any:
-    """Returns a batch with NumPy's own arrays in the place of derived ones, such as grain's workers send."""
+    """Returns a batch with plain NumPy arrays instead of subclasses, which grain's workers send."""
     if isinstance(batch, np.ndarray):
         return np.asarray(batch)
     if isinstance(batch, Mapping):
-        return {name: _plain(part) for name, part in batch.items()}
+        return {name: _plain(nested) for name, nested in batch.items()}
     if isinstance(batch, (list, tuple)):
-        parts = [_plain(part) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        entries = [_plain(nested) for nested in batch]
+        return type(batch)(*entries) if hasattr(batch, "_fields") else type(batch)(entries)
     return batch

@@ -10,15 +10,15 @@ from eventloop import TaskError
 
 
 class LitdataState:
-    """A `StreamingDataLoader` of litdata over a `StreamingDataset`, with a state that is complete.
+    """A `StreamingDataLoader` of litdata over a `StreamingDataset`, with a complete state.
 
-    litdata's own (0.2.76) forgets the epoch of a data set that goes on with workers, so that the next state is wrong.
+    litdata's own state (0.2.76) loses the epoch of a dataset that resumes with workers, so the next state is wrong.
 
     Args:
-        loader: not wrapped otherwise; the same number of workers and the same batch size in a resumed run.
+        loader: the data loader itself; a resumed run needs the same number of workers and batch size.
 
     Raises:
-        TaskError: its state isn't as that of litdata 0.2.76.
+        TaskError: the loader's state has another format than in litdata 0.2.76.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -36,7 +36,7 @@ class LitdataState:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the batches of an epoch, or after `load_state_dict` those that are left of it."""
+        """Yields the batches of an epoch, or after `load_state_dict` its remaining batches."""
         # Undocumented (0.2.76): only an exhausted iterator resets it, and the trainer stops at the length.
         self._loader.restore = self._is_loaded
         self._is_loaded = False
@@ -44,11 +44,11 @@ class LitdataState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position."""
-        state: dict[str, Any] = copy.deepcopy(self._loader.state_dict())  # changed later
+        state: dict[str, Any] = copy.deepcopy(self._loader.state_dict())  # litdata changes it later
         state["dataset"]["current_epoch"] = state["current_epoch"]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
         self._loader.load_state_dict(copy.deepcopy(dict(state)))
         self._is_loaded = self._loader.restore

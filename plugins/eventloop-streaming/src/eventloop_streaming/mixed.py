@@ -12,15 +12,15 @@ Stop = Literal["first", "all", "repeat"]
 
 
 class Mixed(Stream):
-    """Yields samples of several streams, each time of one that is drawn by its weight.
+    """Yields samples of several streams; draws a stream for each sample, by weight.
 
     Args:
-        streams: by name; each as `Shuffled` takes it.
-        weights: by the same names, more than 0; they needn't sum to 1. Equal unless given.
-        seed: another one draws otherwise.
-        stop: when an epoch ends. "first": when a stream that is drawn has no more samples. "all": when
-            none has; one that has none is no longer drawn. "repeat": likewise, and one that has none
-            begins again, until each has been at its end.
+        streams: streams by name, each as in `Shuffled`.
+        weights: positive weights by name, in any scale; by default equal.
+        seed: seed of the draws.
+        stop: when an epoch ends. "first": when a drawn stream has no more samples. "all": when no stream
+            has any; an exhausted stream isn't drawn any more. "repeat": when all streams have been
+            exhausted; an exhausted stream starts again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Mixed(Stream):
         if stop not in ("first", "all", "repeat"):
             raise ValueError(f"stop={stop!r} is none of first, all, repeat")
         super().__init__()
-        self._sources = {name: Position(one) for name, one in streams.items()}
+        self._sources = {name: Position(stream) for name, stream in streams.items()}
         self._weights = {name: float(weights[name]) for name in streams}
         self.seed = seed
         self.stop = stop
@@ -52,7 +52,7 @@ class Mixed(Stream):
         self._num_drawn = 0
 
     def _samples(self) -> Iterator[Any]:
-        iterators = {name: one.samples() for name, one in self._sources.items()}
+        iterators = {name: position.samples() for name, position in self._sources.items()}
         while len(self._ended) < len(self._sources):
             name = self._draw()
             for sample in itertools.islice(iterators[name], 1):
@@ -70,19 +70,21 @@ class Mixed(Stream):
                     iterators[name] = self._sources[name].samples()
 
     def _draw(self) -> str:
-        """Returns the name of a stream; of those that are over none, unless they are repeated."""
+        """Returns the name of a stream; only of streams that aren't exhausted, unless they are repeated."""
         out = self._ended if self.stop == "all" else ()
-        weights = {name: one for name, one in self._weights.items() if name not in out}
+        weights = {name: weight for name, weight in self._weights.items() if name not in out}
         self._num_drawn += 1
-        at = drawn(self.seed, self.epoch, self._num_drawn) / 2**64 * sum(weights.values())
+        remaining_weight = (
+            drawn(self.seed, self.epoch, self._num_drawn) / 2**64 * sum(weights.values())
+        )
         for name, weight in weights.items():
-            at -= weight
-            if at < 0:
+            remaining_weight -= weight
+            if remaining_weight < 0:
                 return name
         return name
 
     def _position(self) -> dict[str, Any]:
-        sources = {name: one.state_dict() for name, one in self._sources.items()}
+        sources = {name: position.state_dict() for name, position in self._sources.items()}
         return {"ended": list(self._ended), "num_drawn": self._num_drawn, "sources": sources}
 
     def _go_to(self, state: Mapping[str, Any]) -> None:

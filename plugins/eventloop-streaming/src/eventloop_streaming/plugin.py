@@ -1,4 +1,4 @@
-"""The callback: reports before training what resuming would lose of streams without a position."""
+"""The callback: reports before training which samples of a stream resuming would lose."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from eventloop_streaming.hf_streams import note_on, require_can_go_on
 class Streaming:
     """Reports in the header how many train samples a stop in mid-epoch may lose or repeat.
 
-    The state of a stream of `datasets` has no samples of a shuffle buffer: a run that goes on in mid-epoch
-    fills it anew, behind those that it held; and one that was loaded has no state until it yields (datasets 5.2).
-    A stream of `webdataset` has no state: its samples are read again, and without a seed their order is
-    another one (webdataset 1.0). A loader of `litdata` with workers forgets its epoch (litdata 0.2.76).
+    The state of a `datasets` stream excludes the samples in a shuffle buffer: a run that resumes in mid-epoch
+    refills the buffer with later samples. After loading a state it has none until it yields (datasets 5.2).
+    A `webdataset` stream has no state: its samples are read again, without a seed in another order
+    (webdataset 1.0). A `litdata` loader with workers loses its epoch (litdata 0.2.76).
     """
 
     name = "streaming"
@@ -26,9 +26,9 @@ class Streaming:
 
     @hookimpl
     def init(self, state: StateView) -> None:
-        """Looks at the train data loader."""
+        """Inspects the train data loader."""
         loader = state.train_dataloader
-        # Each worker of each rank has buffers of its own.
+        # Each worker of each rank has its own buffers.
         num_parts = max(1, getattr(loader, "num_workers", 0)) * state.data_world_size
         for doubt in (note_on, _of_litdata, _of_webdataset):
             self._note = self._note or doubt(loader, num_parts)
@@ -48,14 +48,14 @@ class Streaming:
 def _of_litdata(loader: Any, num_parts: int) -> str:
     if not _is_of(loader, "litdata", "StreamingDataLoader") or not loader.num_workers:
         return ""
-    most = ""
+    num_lost = ""
     fix = "of an epoch"
     if _is_of(loader.dataset, "litdata", "StreamingDataset"):
-        most = f" {len(loader) * loader.batch_size:,}"
+        num_lost = f" {len(loader) * loader.batch_size:,}"
         fix = "of an epoch; eventloop_streaming.LitdataState(loader) in its place none"
     return (
         "data: a loader of `litdata` with workers forgets its epoch when it goes on in mid-epoch: a run that is stopped "
-        f"again then loses and repeats up to all{most} samples {fix}"
+        f"again then loses and repeats up to all{num_lost} samples {fix}"
     )
 
 
@@ -66,23 +66,25 @@ def _of_webdataset(loader: Any, num_parts: int) -> str:
     sizes = list(_unseeded_buffers(data.pipeline))
     if not sizes:
         return ""
-    most = "as many as the epoch has had" if None in sizes else f"up to {sum(sizes) * num_parts:,}"
+    num_lost = (
+        "as many as the epoch has had" if None in sizes else f"up to {sum(sizes) * num_parts:,}"
+    )
     return (
         "data: `webdataset` shuffles the train stream without a seed: a run that goes on in "
-        f"mid-epoch reads its samples again in another order, and loses and repeats {most}; "
+        f"mid-epoch reads its samples again in another order, and loses and repeats {num_lost}; "
         ".shuffle(size, seed=0) loses none"
     )
 
 
-def _is_of(whole: Any, module: str, name: str) -> bool:
-    """Returns whether an object is of a class of a module; none is if that isn't imported."""
-    return module in sys.modules and isinstance(whole, getattr(sys.modules[module], name))
+def _is_of(loader: Any, module: str, name: str) -> bool:
+    """Whether an object is an instance of a module's class; False if the module isn't imported."""
+    return module in sys.modules and isinstance(loader, getattr(sys.modules[module], name))
 
 
 def _unseeded_buffers(pipeline: list[Any]) -> Iterator[Any]:
-    """Yields the sizes of the buffers whose generator the time seeds; None for one of shards.
+    """Yields the sizes of the shuffle buffers that are seeded by the time; None for a shuffle of shards.
 
-    Of the samples that were taken none is as far from its place as a buffer is large; of shards, all may be others.
+    A buffer moves samples by at most its size; shuffled shards may move all samples.
     """
     names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in pipeline]
     opened = names.index("tar_file_expander") if "tar_file_expander" in names else -1

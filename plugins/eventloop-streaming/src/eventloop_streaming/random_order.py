@@ -1,4 +1,4 @@
-"""A random order of any number of samples, of which nothing is held in memory."""
+"""A random order of any number of samples, without holding it in memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _AT_ONCE = 4096
 
 
 class Permuted(Sampler[int]):
-    """Yields each index of a data set once, in random order, and computes each when it is asked for.
+    """Yields each index of a dataset once, in random order, computing the order on the fly.
 
-    `RandomSampler` holds a permutation in memory: 800 MB for 100 million samples. This one is a
-    Feistel network over the smallest square of a power of two that has room for all, as format-preserving
-    encryption has it (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002); what lies
-    behind the last index is encrypted again. So it begins anywhere at once.
+    `RandomSampler` holds a permutation in memory: 800 MB for 100 million samples. This sampler is a
+    Feistel network over the smallest square of a power of two that has room for all indices, as in
+    format-preserving encryption (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002);
+    results beyond the last index are encrypted again. So it can begin anywhere without delay.
 
     Args:
-        num_samples: how many there are.
-        seed: another one gives another order.
+        num_samples: number of samples.
+        seed: seed of the order.
     """
 
     def __init__(self, num_samples: int, *, seed: int = 0) -> None:
@@ -41,9 +41,9 @@ class Permuted(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yields the order of the epoch."""
-        first = self._start
+        first_start = self._start
         self._start = 0
-        for start in range(first, self.num_samples, _AT_ONCE):
+        for start in range(first_start, self.num_samples, _AT_ONCE):
             stop = min(start + _AT_ONCE, self.num_samples)
             indices = self._encrypted(torch.arange(start, stop))
             while (is_behind := indices >= self.num_samples).any():
@@ -51,24 +51,24 @@ class Permuted(Sampler[int]):
             yield from indices.tolist()
 
     def start_at(self, num: int) -> None:
-        """Begins the next pass so many samples later."""
+        """Skips `num` samples in the next pass."""
         self._start = num
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of an epoch."""
+        """Sets the epoch, which determines the order."""
         self.epoch = epoch
 
     def _encrypted(self, indices: Tensor) -> Tensor:
         mask = (1 << self._half) - 1
-        left = indices >> self._half
-        right = indices & mask
+        high_bits = indices >> self._half
+        low_bits = indices & mask
         key = mixed_bits(mixed_bits(self.seed) + self.epoch)
         for _ in range(_ROUNDS):
             key = mixed_bits(key)
             # Products of 31 by 31 bits: int64 never overflows.
-            scrambled = (right ^ (key & 0x7FFFFFFF)) & 0x7FFFFFFF
+            scrambled = (low_bits ^ (key & 0x7FFFFFFF)) & 0x7FFFFFFF
             scrambled = (scrambled * ((key >> 33) | 1)) & 0x7FFFFFFFFFFFFFFF
             scrambled = scrambled ^ (scrambled >> 29)
             scrambled = ((scrambled & 0x7FFFFFFF) * 0x2C1B3C6D) ^ (scrambled >> 17)
-            left, right = right, left ^ ((scrambled >> 11) & mask)
-        return (left << self._half) | right
+            high_bits, low_bits = low_bits, high_bits ^ ((scrambled >> 11) & mask)
+        return (high_bits << self._half) | low_bits

@@ -1,4 +1,4 @@
-"""A stream of shards, such as files, of which each rank and each worker reads its own."""
+"""A stream of shards, such as files, divided over ranks and workers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from eventloop_streaming.stream import Position, Stream, drawn, parts_of_run
 
 
 class Shards(Stream):
-    """Yields the samples of shards: of each its samples in order, the shards in random order.
+    """Yields the samples of shards; the order of shards is random, the order within a shard is fixed.
 
-    Of the shards of an epoch each rank takes every n-th, and so does each worker of a
-    `StatefulDataLoader`. Shards with different numbers of samples give ranks different numbers, too.
+    Each rank takes every n-th shard of an epoch, and so does each worker of a `StatefulDataLoader`. If
+    shards differ in their number of samples, so do ranks.
 
     Args:
-        shards: paths or URLs, or whatever `read` takes.
-        read: takes a shard; returns an iterable of its samples, the same each time. In a shard in
-            which a run goes on, samples that were taken are read again and dropped.
-        shuffle: whether the order of the shards is random, another one each epoch.
-        seed: another one gives another order.
-        ranks: the number of this rank's samples and of how many, where ranks share their samples:
-            (state.data_rank, state.data_world_size). RANK and WORLD_SIZE unless given.
+        shards: paths or URLs, or other arguments for `read`.
+        read: takes a shard; returns an iterable of its samples, the same each time. When a run resumes
+            within a shard, the samples already used are read again and dropped.
+        shuffle: whether to shuffle the shards, differently in each epoch.
+        seed: seed of the order.
+        ranks: this rank's number among the ranks that split the data, and their number:
+            (state.data_rank, state.data_world_size). By default RANK and WORLD_SIZE.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Shards(Stream):
         order = list(range(len(self.shards)))
         if self.shuffle:
             order.sort(key=lambda idx: drawn(self.seed, self.epoch, idx))
-        part, num_parts = parts_of_run(self._ranks)
-        return [self.shards[idx] for idx in order[part::num_parts]]
+        worker_idx, num_workers = parts_of_run(self._ranks)
+        return [self.shards[idx] for idx in order[worker_idx::num_workers]]
 
     def _position(self) -> dict[str, Any]:
         return {
@@ -85,13 +85,13 @@ class Shards(Stream):
 
 
 class Sliced(Stream):
-    """Yields every n-th sample of a stream, for n ranks and workers; each of them reads all of it.
+    """Yields every n-th sample of a stream, for n ranks and workers, each of which reads the whole stream.
 
-    What is left over at the end is left out, so that all have as many samples. For streams that have
-    no shards, or too few. A run may go on in mid-epoch with another number of ranks.
+    The remainder at the end is dropped, so that all get the same number of samples. For streams without
+    shards, or with too few. A run may resume in mid-epoch with another number of ranks.
 
     Args:
-        samples: as `Shuffled` takes it; the same on every rank.
+        samples: a stream, as in `Shuffled`; the same on every rank.
         ranks: as in `Shards`.
     """
 
@@ -106,14 +106,14 @@ class Sliced(Stream):
         self._source.begin()
 
     def _samples(self) -> Iterator[Any]:
-        part, num_parts = parts_of_run(self._ranks)
-        own = None
+        worker_idx, num_workers = parts_of_run(self._ranks)
+        sample_of_worker = None
         start = self._source.num_read
         for sample in self._source.samples():
-            at = (self._source.num_read - 1 - start) % num_parts
-            own = sample if at == part else own
-            if at == num_parts - 1:
-                yield own
+            position = (self._source.num_read - 1 - start) % num_workers
+            sample_of_worker = sample if position == worker_idx else sample_of_worker
+            if position == num_workers - 1:
+                yield sample_of_worker
 
     def _position(self) -> dict[str, Any]:
         return {"source": self._source.state_dict()}
@@ -123,13 +123,13 @@ class Sliced(Stream):
 
 
 class StreamState(Stream):
-    """Yields the samples of a stream as they are, with a state that is complete at any time.
+    """Yields the samples of a stream unchanged, with a state that is complete at any time.
 
-    A stream of `datasets` that was loaded returns the start of its epoch until it yields a sample, and workers that
-    haven't yielded one save that (datasets 5.2 with torchdata 0.11).
+    After loading a state, a `datasets` stream returns the start of its epoch until it yields a sample, and workers
+    that haven't yielded any save that position (datasets 5.2 with torchdata 0.11).
 
     Args:
-        samples: as `Shuffled` takes it.
+        samples: a stream, as in `Shuffled`.
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:

@@ -9,16 +9,17 @@ from eventloop_streaming.stream import Position, Stream, drawn, require_positive
 
 
 class Shuffled(Stream):
-    """Yields the samples of a stream in random order, out of a buffer of those that come next.
+    """Yields the samples of a stream in random order, from a buffer of upcoming samples.
 
-    The buffer is part of the state: a run that goes on gets the samples in it, and in the same order.
+    The buffer is part of the state: a resumed run yields the same samples in the same order.
     Each epoch has another order.
 
     Args:
-        samples: may be iterated over again. With `state_dict` and `load_state_dict` it goes on by
-            itself; else the samples that were taken are read again and dropped.
-        buffer_size: how many samples are held back: more shuffle better, and make larger checkpoints.
-        seed: another one gives another order.
+        samples: an iterable that can be iterated over repeatedly. With `state_dict` and `load_state_dict`
+            it resumes itself; otherwise the samples already used are read again and dropped.
+        buffer_size: number of samples in the buffer; a larger buffer shuffles better, and makes larger
+            checkpoints.
+        seed: seed of the order.
     """
 
     def __init__(self, samples: Iterable[Any], buffer_size: int, *, seed: int = 0) -> None:

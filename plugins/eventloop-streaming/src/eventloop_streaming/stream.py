@@ -1,4 +1,4 @@
-"""What the streams share: samples one after the other, from a position that can be saved."""
+"""Base classes of the streams: sequences of samples whose position can be saved."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Stateful(Protocol):
         """Returns the position."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
 
 
 class Stream(IterableDataset[Any], ABC):
-    """Samples one after the other. Iterated over again, it begins the next epoch.
+    """A sequence of samples. Iterating over it again begins the next epoch.
 
-    `state_dict` may be called after any sample. A stream that has loaded a state goes on behind that
-    sample; one that was saved between two epochs begins the second.
+    `state_dict` may be called after any sample. A stream with a loaded state continues after that
+    sample; if the state was saved between two epochs, it begins the second epoch.
     """
 
     suits_any_ranks = (
-        False  # whether the state is the same on all ranks, and any number may load it
+        False  # whether the state is the same on all ranks, so that any number of ranks can load it
     )
 
     def __init__(self) -> None:
@@ -41,34 +41,34 @@ class Stream(IterableDataset[Any], ABC):
         self._is_loaded = self._is_in_epoch = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the samples of an epoch, or after `load_state_dict` those that are left of it."""
+        """Yields the samples of an epoch, or after `load_state_dict` its remaining samples."""
         if self._is_in_epoch and not self._is_loaded:
             self.next_epoch()
         self._is_loaded = False
         self._is_in_epoch = True
         yield from self._samples()
-        # A worker that is done stays at its end: others may have samples of this epoch.
+        # An exhausted worker stays at its end: other workers may still have samples of this epoch.
         if get_worker_info() is None:
             self.next_epoch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, unless it is under way."""
+        """Begins an epoch, unless it has begun already."""
         if epoch != self.epoch:
             self.next_epoch()
             self.epoch = epoch
 
     def next_epoch(self) -> None:
-        """Leaves what is left of the epoch out."""
+        """Skips the rest of the epoch."""
         self.epoch += 1
         self._is_loaded = self._is_in_epoch = False
         self._begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position: plain values, and the samples that are held back."""
+        """Returns the position: plain values, and the buffered samples."""
         return {"epoch": self.epoch, **self._position()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
         self._begin()
         self.epoch = state["epoch"]
         self._go_to(state)
@@ -79,11 +79,11 @@ class Stream(IterableDataset[Any], ABC):
 
     @abstractmethod
     def _samples(self) -> Iterator[Any]:
-        """Yields samples from the position on; it is up to date whenever one is yielded."""
+        """Yields samples from the position on; updates the position before each yield."""
 
     @abstractmethod
     def _position(self) -> dict[str, Any]:
-        """Returns what the state has besides the epoch."""
+        """Returns the state without the epoch."""
 
     @abstractmethod
     def _go_to(self, state: Mapping[str, Any]) -> None:
@@ -91,17 +91,17 @@ class Stream(IterableDataset[Any], ABC):
 
 
 class Position:
-    """Where another iterable is, which may have a state of its own, or not.
+    """The position in another iterable, which may or may not have its own state.
 
-    Without one, the samples that were taken are read again and dropped.
+    Without its own state, the samples already used are read again and dropped.
 
     Args:
-        samples: an iterable that may be iterated over again.
+        samples: an iterable that can be iterated over repeatedly.
 
     Attributes:
-        num_read: how many samples of the epoch were taken.
-        num_passes: how many epochs were, in part or whole; the number of the epoch for `set_epoch`.
-        is_over: whether there are no more.
+        num_read: number of samples of the epoch already used.
+        num_passes: number of begun or finished epochs; the epoch for `set_epoch`.
+        is_over: whether there are no more samples.
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:
@@ -124,7 +124,7 @@ class Position:
         return bool(getattr(self._own, "suits_any_ranks", False))
 
     def begin(self) -> None:
-        """Goes to the start of an epoch; what is left of another one is left out."""
+        """Goes to the start of an epoch; skips the rest of the current epoch."""
         self.num_passes += bool(self.num_read or self.is_over)
         if self.num_read and not self.is_over:
             if isinstance(self._own, Stream):
@@ -135,7 +135,7 @@ class Position:
         self._loaded = None
 
     def samples(self) -> Iterator[Any]:
-        """Yields the samples that are left of the epoch."""
+        """Yields the remaining samples of the epoch."""
         if self.is_over:
             return
         if hasattr(self._own, "set_epoch") and not isinstance(self._own, Stream):
@@ -143,7 +143,7 @@ class Position:
         skip = 0 if isinstance(self._own, Stateful) else self.num_read
         iterator: Iterator[Any] = itertools.islice(self._own, skip, None)
         if self._is_loaded and self.num_read == 0:
-            # Loaded between two epochs, some go on with the second, others are at the first's end.
+            # With a state from between two epochs, some iterables begin the second, others are at the first's end.
             ahead = list(itertools.islice(iterator, 1))
             iterator = itertools.chain(ahead, iterator) if ahead else iter(self._own)
         self._is_loaded = self._is_left = False
@@ -157,14 +157,14 @@ class Position:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position."""
         has_state = isinstance(self._own, Stateful) and not self._is_left
-        own = self._own.state_dict() if has_state else None  # type: ignore[attr-defined]
+        iterable_state = self._own.state_dict() if has_state else None  # type: ignore[attr-defined]
         # Streams of `datasets` return the start of the epoch until they yield (5.2).
-        own = own if self._loaded is None else self._loaded
+        iterable_state = iterable_state if self._loaded is None else self._loaded
         names = ("num_read", "num_passes", "is_over")
-        return {**{name: getattr(self, name) for name in names}, "own": own}
+        return {**{name: getattr(self, name) for name in names}, "own": iterable_state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
         self.num_read = state["num_read"]
         self.is_over = state["is_over"]
         self.num_passes = state["num_passes"]
@@ -176,10 +176,10 @@ class Position:
 
 
 def parts_of_run(ranks: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Returns the number of this rank's worker among those of all ranks, and how many there are.
+    """Returns the index of this worker among the workers of all ranks, and their number.
 
     Args:
-        ranks: which one this is, of how many; those of the environment unless given.
+        ranks: this rank and the number of ranks; by default from the environment.
     """
     worker = get_worker_info()
     num_workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
@@ -189,7 +189,7 @@ def parts_of_run(ranks: tuple[int, int] | None = None) -> tuple[int, int]:
 
 
 def drawn(seed: int, epoch: int, number: int) -> int:
-    """Returns a random number from 0 to 2^64 - 1 that depends on the arguments alone.
+    """Returns a random number from 0 to 2^64 - 1 that depends only on the arguments.
 
     splitmix64, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
     """

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from eventloop import TaskError
 from eventloop.toolbox import host_generators, is_generator, reseed
 
-# Functions and methods of torch that draw (2.13): those that take a generator, and those that don't.
+# torch's random functions and methods (2.13): those that take a generator, and those that don't.
 _TAKE_ONE = {
     *("rand", "randn", "randint", "randperm", "normal"),
     *("bernoulli", "multinomial", "poisson", "binomial", "random_"),
@@ -35,15 +35,15 @@ _TAKE_NONE = {
     *("rrelu", "rrelu_", "gumbel_softmax"),
 }
 _MOST_ENTRIES = 100
-_MOST_OBJECTS = 2_000  # what is longer or larger is data
+_MOST_OBJECTS = 2_000  # anything longer or larger is data
 _LEAVES = (bool, int, float, complex, str, bytes, bytearray, range, type(None), type)
 _NOT_LOOKED_INTO = (*_LEAVES, Tensor, nn.Module, FunctionType, ModuleType)
 
 
 class SampleDraws(TorchFunctionMode):
-    """Has torch's random functions draw from the generator of the sample under way.
+    """Makes torch's random functions draw from the current sample's generator.
 
-    Of the thread alone that enters it: torch's global generator is the training's.
+    Affects only the entering thread; training keeps the global generator.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class SampleDraws(TorchFunctionMode):
         self._waiting: int | None = 0
 
     def seed(self, number: int) -> None:
-        """Begins a sample; its generator is seeded once it draws."""
+        """Begins a sample, whose generator is seeded when it first draws."""
         self._waiting = number
 
     def __torch_function__(
@@ -76,10 +76,10 @@ class SampleDraws(TorchFunctionMode):
 
 
 class ThreadsData:
-    """A data set for one thread: it shares all but its random generators with the data set itself.
+    """A dataset for a single thread; shares everything with the original dataset except for random generators.
 
     Args:
-        dataset: map-style; generators are found in attributes, lists and mappings, however deep.
+        dataset: map-style; generators are found in attributes, lists and mappings, at any depth.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -89,33 +89,34 @@ class ThreadsData:
         self.draws = SampleDraws()
 
     def seed(self, number: int) -> None:
-        """Begins a sample, or a batch, that draws from this seed on."""
+        """Begins a sample, or a batch, with this seed."""
         self.draws.seed(number)
         for generator in self._own:
             reseed(generator, number)
 
     def _copied(self, value: Any) -> Any:
-        """Returns the value itself where no generator is in it."""
+        """Copies a value if it contains a generator; otherwise returns the value itself."""
         if is_generator(value):
             if id(value) not in self._seen:
-                made = value.clone_state() if isinstance(value, torch.Generator) else None
-                self._seen[id(value)] = made or copy.deepcopy(value)
+                clone = value.clone_state() if isinstance(value, torch.Generator) else None
+                self._seen[id(value)] = clone or copy.deepcopy(value)
                 self._own.append(self._seen[id(value)])
             return self._seen[id(value)]
         if isinstance(value, _NOT_LOOKED_INTO) or len(self._seen) > _MOST_OBJECTS:
             return value
         if id(value) in self._seen:
             return self._seen[id(value)]
-        self._seen[id(value)] = value  # a circle ends here
-        self._seen[id(value)] = made = self._rebuilt(value)
-        return made
+        self._seen[id(value)] = value  # ends the recursion for cyclic references
+        copied = self._rebuilt(value)
+        self._seen[id(value)] = copied
+        return copied
 
     def _rebuilt(self, value: Any) -> Any:
         if isinstance(value, (list, tuple, dict)):
             if len(value) > _MOST_ENTRIES:
                 return value
             old = [*(value.values() if isinstance(value, dict) else value)]
-            new = [self._copied(one) for one in old]
+            new = [self._copied(nested) for nested in old]
             if all(a is b for a, b in zip(old, new, strict=True)):
                 return value
             if isinstance(value, dict):
@@ -124,21 +125,25 @@ class ThreadsData:
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
             return value
-        parts = {name: self._copied(one) for name, one in attributes.items()}
-        if all(one is attributes[name] for name, one in parts.items()):
+        new_attributes = {name: self._copied(nested) for name, nested in attributes.items()}
+        if all(nested is attributes[name] for name, nested in new_attributes.items()):
             return value
-        made = copy.copy(value)
-        vars(made).update(parts)
-        return made
+        copied = copy.copy(value)
+        vars(copied).update(new_attributes)
+        return copied
 
 
 def fingerprints() -> dict[str, Any]:
     """Returns fingerprints of the global generators whose draws can't be attributed to a thread."""
-    return {name: one.fingerprint() for name, one in host_generators().items() if name != "torch"}
+    return {
+        name: generator.fingerprint()
+        for name, generator in host_generators().items()
+        if name != "torch"
+    }
 
 
 class _Noticing:
-    """Stands in for torch's generator in `torch.random`, to notice a read of its seed."""
+    """Replaces torch's generator in `torch.random`, to detect a read of its seed."""
 
     is_used = False
 
@@ -149,16 +154,16 @@ class _Noticing:
 
 @contextmanager
 def noticed(names: Collection[str], seed: int) -> Iterator[list[str]]:
-    """Yields a list that has the names of those global generators that a block used, when it ends.
+    """Yields a list that receives the names of the global generators used inside the block, at its end.
 
-    They are seeded before, so that a block which seeds them is noticed, and restored afterwards.
+    They are seeded before, so that seeding inside the block is detected, and restored afterwards.
     """
-    watched = {name: one for name, one in host_generators().items() if name in names}
-    states = {name: one.get_state() for name, one in watched.items()}
+    watched = {name: generator for name, generator in host_generators().items() if name in names}
+    states = {name: generator.get_state() for name, generator in watched.items()}
     moved: list[str] = []
-    for one in watched.values():
-        one.seed(0x9E3779B9 + seed)
-    before = {name: one.fingerprint() for name, one in watched.items()}
+    for generator in watched.values():
+        generator.seed(0x9E3779B9 + seed)
+    prints_before = {name: generator.fingerprint() for name, generator in watched.items()}
     random: Any = torch.random
     usual = random.default_generator
     noticing = _Noticing()
@@ -169,17 +174,21 @@ def noticed(names: Collection[str], seed: int) -> Iterator[list[str]]:
         random.default_generator = usual
         reads_seed = {"torch"} if noticing.is_used else set()
         moved += sorted(
-            {name for name, one in watched.items() if one.fingerprint() != before[name]}
+            {
+                name
+                for name, generator in watched.items()
+                if generator.fingerprint() != prints_before[name]
+            }
             | reads_seed & watched.keys()
         )
-        for name, one in watched.items():
-            one.set_state(states[name])
+        for name, generator in watched.items():
+            generator.set_state(states[name])
 
 
-def draws_from_global(who: str, names: list[str], index: Any) -> TaskError:
+def draws_from_global(reader: str, names: list[str], index: Any) -> TaskError:
     """Returns the error for code that draws from a global generator that threads share."""
     return TaskError(
-        f"{who} draws from the global generator of {' and '.join(names)} (at sample {index}), which "
+        f"{reader} draws from the global generator of {' and '.join(names)} (at sample {index}), which "
         "threads and the training share: the numbers would depend on the speed of each",
         fix="give the data set a generator of its own, self.rng = np.random.default_rng() or "
         "random.Random(), which is seeded for each sample; or use a DataLoader, whose workers are "

@@ -19,26 +19,26 @@ from eventloop_streaming.stream import mixed_bits
 from eventloop_streaming.thread_random_numbers import draws_from_global, noticed
 from eventloop_streaming.thread_reads import Batch, Reader
 
-_PROBES = 3  # another thread of the process may draw meanwhile
+_PROBES = 3  # another thread of the process may draw at the same time
 
 
 class ThreadedDataLoader(DataLoader[Any]):
     """torch's `DataLoader`, with threads of this process in place of worker processes.
 
-    Batches come in order; the samples of each are shared out to all threads, so that the first batch is
-    there early. A sample's draws are tied to it as those of workers are: of torch's random functions
-    and of generators that the data set holds. What draws from Python's or NumPy's global generator is
+    Batches come in order. The samples of a batch are divided over all threads, so that the first batch is
+    ready early. As with workers, a sample's random numbers depend only on its seed, for torch's random
+    functions and for generators in the dataset. Draws from Python's or NumPy's global generator are
     refused.
 
     Args:
         dataset: map-style; read by several threads at once.
-        batch_size: as torch has it, and so have all other arguments.
-        num_workers: how many threads, 1 or more.
-        options: torch's other arguments. Threads take no `worker_init_fn`,
-            `multiprocessing_context` or `persistent_workers`.
+        batch_size: as in torch, like all other arguments.
+        num_workers: number of threads, 1 or more.
+        options: torch's other arguments, except for `worker_init_fn`, `multiprocessing_context` and
+            `persistent_workers`, which threads don't support.
 
     Attributes:
-        sample_seeds: set by the trainer: what each sample's draws are tied to.
+        sample_seeds: set by the trainer: the source of each sample's seed.
     """
 
     sample_seeds: Any = None
@@ -59,7 +59,7 @@ class ThreadedDataLoader(DataLoader[Any]):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes")
             super().__init__(dataset, batch_size, num_workers=num_workers, **options)
-        self._is_checked: list[bool] = []  # of all copies
+        self._is_checked: list[bool] = []  # shared by all copies
 
     def __iter__(self) -> Any:
         """Returns an iterator over an epoch, whose threads end with it."""
@@ -68,7 +68,7 @@ class ThreadedDataLoader(DataLoader[Any]):
 
 
 class _Epoch(Iterator[Any]):
-    """Batches of an epoch, in order; as many are read ahead as torch's workers read."""
+    """Batches of an epoch, in order; reads ahead as many batches as torch's workers."""
 
     def __init__(self, loader: ThreadedDataLoader, base: int, is_checked: list[bool]) -> None:
         self._loader = loader
@@ -82,8 +82,10 @@ class _Epoch(Iterator[Any]):
         self._is_checked = is_checked
         readers = [Reader(loader) for _ in range(loader.num_workers)]
         self._threads = [
-            threading.Thread(target=one.work, args=(self._tasks,), name="data loader", daemon=True)
-            for one in readers
+            threading.Thread(
+                target=reader.work, args=(self._tasks,), name="data loader", daemon=True
+            )
+            for reader in readers
         ]
         self._add()
         if self._ahead and not is_checked:
@@ -101,7 +103,7 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         batch = self._ahead.popleft()
         if not batch.is_done.wait(self._loader.timeout or None):
-            raise RuntimeError(f"a batch wasn't there after timeout={self._loader.timeout} seconds")
+            raise RuntimeError(f"no batch within timeout={self._loader.timeout} s")
         if batch.moved:
             self._check(batch, batch.moved, len(batch.indices), collates=True)
         if batch.errors:
@@ -115,7 +117,7 @@ class _Epoch(Iterator[Any]):
         return batch.result
 
     def close(self) -> None:
-        """Ends the threads, and waits for the samples under way."""
+        """Ends the threads, and waits for their current samples."""
         self._stop()
         for thread in self._threads:
             if thread.ident is not None:
@@ -133,17 +135,20 @@ class _Epoch(Iterator[Any]):
             self._tasks.put(None)
 
     def _add(self) -> None:
-        """Has the next batch of the order read, if there is one."""
+        """Schedules the next batch for reading, if there is one."""
         for drawn in self._order:
             indices = drawn if self._reader.makes_batches else [drawn]
             size = max(1, math.ceil(len(indices) / len(self._threads)))
             if self._reader.reads_batches:
                 size = len(indices)
-            parts = [range(at, min(at + size, len(indices))) for at in range(0, len(indices), size)]
-            batch = Batch(indices, self._seeds(indices), len(parts))
+            ranges = [
+                range(start, min(start + size, len(indices)))
+                for start in range(0, len(indices), size)
+            ]
+            batch = Batch(indices, self._seeds(indices), len(ranges))
             self._ahead.append(batch)
-            for part in parts:
-                self._tasks.put((batch, part))
+            for positions in ranges:
+                self._tasks.put((batch, positions))
             return
 
     def _seeds(self, indices: Sequence[Any]) -> list[int]:
@@ -152,18 +157,18 @@ class _Epoch(Iterator[Any]):
             return [*map(of_run.of_sample, indices), of_run.of_collate(indices[0])]
         start = self._base + self._num_drawn
         self._num_drawn += len(indices) + 1
-        return [mixed_bits((start + at) % 2**64) for at in range(len(indices) + 1)]
+        return [mixed_bits((start + offset) % 2**64) for offset in range(len(indices) + 1)]
 
     def _check(
         self, batch: Batch, names: Collection[str], num_samples: int, *, collates: bool
     ) -> None:
-        """Reads samples in this thread, while the training draws nothing.
+        """Reads samples in this thread, while the training draws no random numbers.
 
         Args:
-            names: of the global generators that mustn't move.
+            names: names of the global generators that must not advance.
 
         Raises:
-            TaskError: a global generator moved.
+            TaskError: a global generator advanced.
         """
         for attempt in range(_PROBES):
             probe = Batch(batch.indices[:num_samples], batch.seeds, 1 if collates else 2)
@@ -171,5 +176,5 @@ class _Epoch(Iterator[Any]):
                 self._reader.read(probe, range(num_samples))
             if not moved:
                 return
-        who = f"the data set {type(self._loader.dataset).__name__}"
-        raise draws_from_global(who, moved, batch.indices[0])
+        reader = f"the data set {type(self._loader.dataset).__name__}"
+        raise draws_from_global(reader, moved, batch.indices[0])

@@ -1,4 +1,4 @@
-"""The plugin: when weights are averaged, and who sees the average."""
+"""The plugin: when weights are averaged, and where the average replaces the weights."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from eventloop_swa.swap import adopt_buffers, in_place
 class Swa:
     """Evaluates, predicts and exports with the mean of the weights of the last epochs.
 
-    Training goes on with the weights themselves. Batch norms get statistics of the averaged weights
-    from a pass over the training data, before these are used.
+    Training continues with the original weights. Before the average is used, batch norms get its
+    statistics from a pass over the training data.
 
     Args:
         start: when averaging begins, in any unit of time: "0.75dur", "10ep", "5000ba".
         interval: how often the weights are added to the mean: "1ep", "500ba".
-        lr: learning rate from the start on, for all optimizers; not set: the task's goes on.
-        bn_batches: over how many training batches the statistics of batch norms are estimated, on
-            each rank; not set: all of an epoch.
+        lr: learning rate from the start on, for all optimizers; not set: the task's schedule continues.
+        bn_batches: number of training batches for the statistics of batch norms, on each rank; not set:
+            a whole epoch.
 
     Raises:
         TypeError: `lr` or `bn_batches` is not a number.
-        ValueError: a value isn't what it must be.
+        ValueError: a value is out of range.
 
     Source: Izmailov et al. 2018, arXiv:1803.05407.
     """
@@ -100,40 +100,40 @@ class Swa:
 
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the mean of other weights; takes the one that comes with these."""
+        """Replaces the mean when other weights are loaded: with their mean, if they have one."""
         loaded = self._loaded
         self._loaded = {}
-        done = yield
+        is_restored = yield
         self.num_averaged = 0
         if self._averaged is not None:
             self._averaged.n_averaged.zero_()
             self._go_on_from(loaded, self._averaged)
-        return done
+        return is_restored
 
     @hookimpl(wrapper=True)
     def scheduler_step(self, state: State) -> Generator[None, bool, bool]:
         """Holds the learning rates at `lr` once `start` is reached, overriding the schedulers."""
-        done = yield
+        is_done = yield
         if self.lr is not None and state.clock.reached(self._start):
             _set_rates(state, self.lr)
-        return done
+        return is_done
 
-    # torch's AveragedModel reads its counter, which no hook may do in a step: these are outside.
+    # torch's AveragedModel reads its counter on the host: only in hooks outside of a step.
     @hookimpl(trylast=True)
     def epoch_end(self, state: State) -> None:
-        """Adds the weights to the mean, every so many epochs."""
+        """Adds the weights to the mean, if the interval is in epochs."""
         if self._interval.unit == "ep":
             self._average(state)
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        """Adds the weights to the mean, every so often of another unit."""
+        """Adds the weights to the mean, if the interval is in another unit."""
         if self._interval.unit != "ep":
             self._average(state)
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Warns if the run has ended before anything was averaged."""
+        """Warns if the run ended before anything was averaged."""
         if state.rank == 0 and state.stop_reason is None and not self.num_averaged:
             warnings.warn(
                 f"swa has averaged nothing: it starts at {self._start}, every {self._interval}, and "
@@ -143,7 +143,7 @@ class Swa:
                 stacklevel=2,
             )
 
-    # Inside of ema's: what is put in place last is seen.
+    # Inside ema's wrapper: with both plugins active, swa's mean is evaluated.
     @hookimpl(wrapper=True, after="ema")
     def evaluate(self, state: State) -> Generator[None, Any, Any]:
         """Evaluates with the mean."""
@@ -163,7 +163,7 @@ class Swa:
             return (yield)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the averaged model, once there is one, and whether its statistics are its own."""
+        """Returns the averaged model, if any, and whether its batch norm statistics are up to date."""
         averaged = self._averaged if self.num_averaged else None
         return {
             "averaged": {} if averaged is None else dict(averaged.state_dict()),
@@ -172,7 +172,7 @@ class Swa:
         }
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
-        """Keeps it until the weights are there to which it belongs."""
+        """Stores the mean until the model's weights are loaded."""
         self._loaded = state
 
     def _go_on_from(self, loaded: dict[str, Any], averaged: AveragedModel) -> None:
@@ -203,11 +203,11 @@ class Swa:
             yield
 
     def _estimate(self, state: State, averaged: AveragedModel) -> None:
-        """Sets the averaged model's batch norms to the statistics of its own activations."""
+        """Estimates the statistics of the averaged model's batch norms."""
         norms = batch_norms(state.model)
         if not norms:
             return
-        state.microbatch = None  # a fit that failed may have left one
+        state.microbatch = None  # a failed fit may have left a microbatch
         with in_place(state.model, averaged.module), estimating(state.model):
             with torch.no_grad(), state.training_pass() as batches:
                 for batch in _together(itertools.islice(batches, self.bn_batches), state):
@@ -219,22 +219,24 @@ class Swa:
 
 
 def _averaged_copy(model: nn.Module) -> AveragedModel:
-    """Returns a copy whose parameters are float32 or wider: to fewer bits small changes can't be added."""
+    """Returns a copy with parameters in float32 or wider: narrower ones would round small changes away."""
     if not any(map(_is_narrow, model.parameters())):
         return AveragedModel(model)
-    # What torch takes by default can't mix types (torch 2.13).
-    averaged = AveragedModel(model, avg_fn=lambda mean, one, num: mean + (one - mean) / (num + 1))
-    for one in filter(_is_narrow, averaged.module.parameters()):
-        one.data = one.data.float()
+    # torch's default average can't mix dtypes (torch 2.13).
+    averaged = AveragedModel(
+        model, avg_fn=lambda mean, param, num: mean + (param - mean) / (num + 1)
+    )
+    for param in filter(_is_narrow, averaged.module.parameters()):
+        param.data = param.data.float()
     return averaged
 
 
 def _take_shapes(averaged: AveragedModel, saved: Mapping[str, Any]) -> None:
-    """Resizes buffers of the mean to the shapes that they had when it was saved."""
+    """Resizes the mean's buffers to their saved shapes."""
     for name, buffer in list(averaged.named_buffers()):
         if name in saved and saved[name].shape != buffer.shape:
-            path, _, last = name.rpartition(".")
-            setattr(averaged.get_submodule(path), last, torch.empty_like(saved[name]))
+            path, _, attribute = name.rpartition(".")
+            setattr(averaged.get_submodule(path), attribute, torch.empty_like(saved[name]))
 
 
 def _is_narrow(tensor: Tensor) -> bool:
@@ -242,47 +244,49 @@ def _is_narrow(tensor: Tensor) -> bool:
 
 
 def _set_rates(state: State, lr: float) -> None:
-    for group in (group for one in state.optimizers.values() for group in one.param_groups):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            # A tensor (as with `capturable`) must stay the same object.
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
 
 def _is_sharded(state: State) -> bool:
     # Sharding has imported this already; importing it takes a second, so nothing else does.
     tensors = sys.modules.get("torch.distributed.tensor")
     params = state.model.parameters()
-    return tensors is not None and any(isinstance(one, tensors.DTensor) for one in params)
+    return tensors is not None and any(isinstance(param, tensors.DTensor) for param in params)
 
 
 def _together(batches: Iterator[Any], state: State) -> Iterator[Any]:
-    """Yields batches as long as every rank has one: a norm over all ranks waits for all of them."""
+    """Yields batches while every rank has one: a batch norm over all ranks waits for every rank."""
     for batch in itertools.chain(batches, itertools.repeat(None)):
         if state.count_true(batch is not None) < state.world_size:
             return
         yield batch
 
 
-def _take_statistics(into: Any, norm: Any, state: State) -> None:
-    """Takes the mean of the statistics of all ranks."""
-    own = norm.running_mean.cpu(), norm.running_var.cpu()
-    means, variances = zip(*state.all_gather(own), strict=True)
-    into.running_mean.copy_(torch.stack(means).mean(0))
-    into.running_var.copy_(torch.stack(variances).mean(0))
-    into.num_batches_tracked.copy_(norm.num_batches_tracked)
+def _take_statistics(target: Any, norm: Any, state: State) -> None:
+    """Sets a batch norm's statistics to the mean over all ranks."""
+    local_statistics = norm.running_mean.cpu(), norm.running_var.cpu()
+    means, variances = zip(*state.all_gather(local_statistics), strict=True)
+    target.running_mean.copy_(torch.stack(means).mean(0))
+    target.running_var.copy_(torch.stack(variances).mean(0))
+    target.num_batches_tracked.copy_(norm.num_batches_tracked)
 
 
 def _start(start: Time, state: State) -> Time:
-    """Returns a start that a clock can reach: a whole epoch if its length isn't known."""
+    """Returns a start that a clock can reach: rounded up to an epoch if the epoch's length isn't known."""
     duration = state.duration
     if start.unit == "dur" and duration is None:
         return start
     try:
         return state.resolve(start)
     except ValueError:
-        whole = duration.value if start.unit == "dur" and duration is not None else 1
-        return Time(math.ceil(start.value * whole), "ep")
+        duration_value = duration.value if start.unit == "dur" and duration is not None else 1
+        return Time(math.ceil(start.value * duration_value), "ep")
 
 
 def _interval(interval: Time, state: State) -> Time:

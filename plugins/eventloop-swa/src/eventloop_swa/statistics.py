@@ -1,4 +1,4 @@
-"""Statistics of batch norms, estimated anew for weights that were never trained with.
+"""Statistics of batch norms, estimated for averaged weights, which were never trained with.
 
 Source: Izmailov et al. 2018, arXiv:1803.05407, section 3.2; `torch.optim.swa_utils.update_bn`.
 """
@@ -10,35 +10,35 @@ from contextlib import contextmanager
 
 from torch import nn
 
-# Private, but what all batch norms are, those over several ranks included (torch 2.13).
+# Private, but the base class of all batch norms, including those over several ranks (torch 2.13).
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Returns the batch norms that learn statistics from what they see, by name.
+    """Returns the batch norms that update their statistics, by name.
 
-    One in evaluation mode doesn't: it was frozen, and keeps what it has.
+    Batch norms in evaluation mode are excluded: they are frozen, and keep their statistics.
     """
     return {
-        name: one
-        for name, one in model.named_modules()
-        if isinstance(one, _BatchNorm) and one.training and one.running_mean is not None
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
     }
 
 
 @contextmanager
 def estimating(model: nn.Module) -> Iterator[None]:
-    """Has batch norms forget what they have seen, and take the mean over all batches that come.
+    """Resets batch norms, and makes them average over all batches inside the block.
 
-    The model is left in the mode in which it is: dropout drops, as in training.
+    The model stays in its current mode: dropout is active, as in training.
     """
     norms = batch_norms(model).values()
-    momenta = [one.momentum for one in norms]
-    for one in norms:
-        one.reset_running_stats()
-        one.momentum = None  # which is torch's word for a mean over all batches
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # in torch, None means an average over all batches
     try:
         yield
     finally:
-        for one, momentum in zip(norms, momenta, strict=True):
-            one.momentum = momentum
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum

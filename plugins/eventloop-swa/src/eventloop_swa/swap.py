@@ -1,4 +1,4 @@
-"""Weights of one model in the place of another's, for a while."""
+"""Temporarily replaces the weights of a model by those of a copy."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def in_place(model: nn.Module, other: nn.Module) -> Iterator[None]:
-    """Puts the weights and buffers of another model in the place of a model's, and puts them back.
+def in_place(model: nn.Module, averaged: nn.Module) -> Iterator[None]:
+    """Replaces a model's weights and buffers by those of a copy, and restores them at the end.
 
     Args:
-        other: a copy of the model, with other numbers.
+        averaged: a copy of the model, with other values.
     """
-    adopt_buffers(other, model)
-    saved = [one.clone() for one in _tensors(model)]
-    _copy(_tensors(other), _tensors(model))
+    adopt_buffers(averaged, model)
+    saved = [tensor.clone() for tensor in _tensors(model)]
+    _copy(_tensors(averaged), _tensors(model))
     try:
         yield
     finally:
         _copy(saved, _tensors(model))
 
 
-def adopt_buffers(other: nn.Module, model: nn.Module) -> None:
-    """Follows, in a copy of a model, the buffers that have grown, come or gone in the model."""
-    copies = dict(other.named_modules())
+def adopt_buffers(target: nn.Module, model: nn.Module) -> None:
+    """Adds, resizes or removes buffers of a model's copy to match the model."""
+    copies = dict(target.named_modules())
     for path, module in model.named_modules():
         copy = copies.get(path)
         if copy is None:
-            continue  # a module that was added in training; only its values would fit
+            continue  # a module added during training: the copy doesn't have it
         buffers = dict(module.named_buffers(recurse=False))
         copied = dict(copy.named_buffers(recurse=False))
         for name in copied.keys() - buffers.keys():
@@ -48,10 +48,10 @@ def adopt_buffers(other: nn.Module, model: nn.Module) -> None:
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
     chained = itertools.chain(model.parameters(), model.buffers())
-    return (one.detach() for one in chained)
+    return (tensor.detach() for tensor in chained)
 
 
 @torch.no_grad()
-def _copy(values: Iterable[Tensor], into: Iterable[Tensor]) -> None:
-    for value, target in zip(values, into, strict=True):
+def _copy(values: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
+    for value, target in zip(values, targets, strict=True):
         target.copy_(value)

@@ -1,4 +1,4 @@
-"""A file of events that TensorBoard reads."""
+"""A file of events for TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import BinaryIO
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-# What torch's and TensorBoard's own writers are built on (tensorboard 2.21). They write from a
-# thread, which a forked worker of a data loader lacks, and name files by the second, by which a
-# quick restart could come before what it goes on from.
+# The base of torch's and TensorBoard's own writers (tensorboard 2.21). Those write from a thread, which
+# a forked worker of a data loader lacks, and name files by the second, so that after a quick restart
+# the new file could be sorted before the old one.
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from eventloop.toolbox import RunFolder
 
 
 class EventFile:
-    """The events of one process, in a folder of its run's.
+    """The events of a process, in a folder of its run's folder.
 
-    TensorBoard reads the files of a folder one after the other, in the order of their names.
-    Nothing is held back: what `append` was given is in the operating system's hands when it
-    returns. Folder and file are made when the first event comes.
+    TensorBoard reads the files of a folder in the order of their names. Nothing is buffered: when `append`
+    returns, the operating system has the events. Folder and file are created with the first event.
 
     Args:
         run: the run's folder.
-        name: of the folder in it.
+        name: name of the folder in it.
     """
 
     def __init__(self, run: RunFolder, name: str) -> None:
@@ -48,11 +47,11 @@ class EventFile:
         self._file.flush()
 
     def is_first(self) -> bool:
-        """Returns whether no process has written into the folder."""
+        """Whether no process has written into the folder yet."""
         return not self._names()
 
     def close(self) -> None:
-        """Closes the file; the next `append` opens another one."""
+        """Closes the file; the next `append` opens a new file."""
         if self._file is not None:
             file = self._file
             self._file = None
@@ -60,7 +59,7 @@ class EventFile:
 
     def _open(self) -> BinaryIO:
         number = time.time_ns()
-        # The clock of the machine that wrote the last one may have been ahead.
+        # The last file may come from a machine whose clock was ahead.
         for name in self._names():
             digits = name.split(".")[3]
             number = max(number, int(digits) + 1 if digits.isdigit() else 0)
@@ -72,11 +71,11 @@ class EventFile:
 
     def _names(self) -> list[str]:
         names = self._run.names(self.folder.name)
-        return [one for one in names if one.startswith("events.out.tfevents.")]
+        return [name for name in names if name.startswith("events.out.tfevents.")]
 
 
 def start_of_process(step: int) -> Event:
-    """Returns the event that hides what earlier files of a folder have from this step on."""
+    """Returns the event that hides the entries of earlier files from this step on."""
     event = Event(wall_time=time.time(), step=step)
     event.session_log.status = SessionLog.START
     return event

@@ -9,17 +9,17 @@ Value = bool | float | str
 
 
 def hyperparameters(manifest: Mapping[str, Any]) -> dict[str, Value]:
-    """Returns settings, options of the task, and options of plugins, flat, by their flags' names.
+    """Returns settings, options of the task, and options of plugins, flattened, under the names of their flags.
 
     Args:
-        manifest: of a run; see `State.manifest`.
+        manifest: manifest of a run; see `State.manifest`.
     """
-    found = dict(_flat("", manifest.get("settings", {})))
-    found.pop("run_dir", None)  # another one for each run
-    found |= _flat("task.", (manifest.get("task") or {}).get("options") or {})
+    options = dict(_flat("", manifest.get("settings", {})))
+    options.pop("run_dir", None)  # different for each run, and not a hyperparameter
+    options |= _flat("task.", (manifest.get("task") or {}).get("options") or {})
     for plugin in manifest.get("plugins", ()):
-        found |= _flat(f"{plugin['name']}.", plugin["options"])
-    return found
+        options |= _flat(f"{plugin['name']}.", plugin["options"])
+    return options
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
@@ -33,7 +33,7 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Value]]
 
 
 def _number(text: str) -> Value:
-    """Reads a number, which the manifest has as text; other text stays."""
+    """Reads a number, which the manifest has as text; other text stays unchanged."""
     try:
         return float(text)
     except ValueError:

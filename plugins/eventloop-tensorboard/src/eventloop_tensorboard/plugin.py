@@ -1,4 +1,4 @@
-"""The plugin: what is written into the events of a run, and when."""
+"""The plugin: writes the events of a run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _MOST = torch.finfo(torch.float32).max
 class Tensorboard:
     """Writes logged numbers, texts, histograms and hyperparameters for TensorBoard.
 
-    They are in the folder tensorboard of the run's; `tensorboard --logdir runs` shows all runs.
+    They are in the folder tensorboard of the run; `tensorboard --logdir runs` shows all runs.
 
     Args:
-        histograms: how often parameters and their gradients are shown as histograms, as a time,
-            beginning with the first batch. none: never.
+        histograms: interval of histograms of parameters and their gradients, as a time, starting with
+            the first batch; none for no histograms.
 
     Raises:
         ValueError: `histograms` is not a time.
@@ -47,23 +47,23 @@ class Tensorboard:
         self._file: EventFile | None = None
         self._has_begun = False
         self._on_the_way: deque[OnTheWay] = deque()
-        # Of the latest step: a resumed run hides everything from it on, and writes these again.
+        # Events of the latest step: a resumed run hides everything from this step on, and writes them again.
         self._step = -1
         self._events: list[Event] = []
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
-        """Settles where the events go, for a task may change the working directory."""
+        """Resolves the path early, because a task may change the working directory."""
         self._file = EventFile(RunFolder(state.run_dir.absolute()), "tensorboard")
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
-        """Starts writing; hides what the run wrote after the checkpoint that it resumes from."""
+        """Starts writing; hides the events after the checkpoint from which the run resumes."""
         yield
         if self.histograms is not None:
             self._interval = state.resolve(self.histograms)
-            bounds_on(state.device)  # a step would wait for it
-        # The run's lock is taken by now: no other process is about to write.
+            bounds_on(state.device)  # now, because the first call synchronizes with the device
+        # The run's lock is held by now, so no other process writes to the folder.
         if self._file is not None and not self._has_begun:
             self._has_begun = True
             self._begin(self._file, state)
@@ -85,13 +85,17 @@ class Tensorboard:
 
     @hookimpl(rank_zero=True)
     def after_train_batch(self, state: StateView) -> None:
-        """Measures parameters and gradients, if it is time; they stay on the device."""
+        """Measures parameters and gradients, if it is due; the values stay on the device."""
         clock = state.clock
         if self._interval is not None and (not clock.batch or clock.crossed(self._interval)):
             step = clock.batch + 1
-            # A batch may have several updates, each with gradients of its own.
-            before = {tag for one in self._on_the_way if one.step == step for tag in one.tags}
-            tensors = {tag: one for tag, one in _tensors(state.model) if tag not in before}
+            # A batch may have several updates, each with its own gradients: only the first is measured.
+            measured_tags = {
+                tag for pending in self._on_the_way if pending.step == step for tag in pending.tags
+            }
+            tensors = {
+                tag: tensor for tag, tensor in _tensors(state.model) if tag not in measured_tags
+            }
             if tensors:
                 measured = measure(list(tensors.values()))
                 self._on_the_way.append(OnTheWay(step, list(tensors), measured))
@@ -101,7 +105,7 @@ class Tensorboard:
         """Writes the histograms that have arrived on the host.
 
         Raises:
-            SettingError: they are to come every so many tokens, but there are none.
+            SettingError: the interval is in tokens, but there are none.
         """
         if self._interval is not None and self._interval.unit == "tok" and not state.clock.token:
             raise SettingError(
@@ -114,23 +118,24 @@ class Tensorboard:
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
-        """Writes the histograms that are left."""
+        """Writes the remaining histograms."""
         self._write_all_histograms()
 
     @hookimpl
     def close(self) -> None:
-        """Closes the file, if one was opened."""
+        """Closes the file, if it was opened."""
         if self._file is not None:
             self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the events of the latest step; what is written later, a resumed run writes again."""
+        """Returns the events of the latest step; a resumed run writes everything after it again."""
         self._write_all_histograms()
-        timeless = [Event(step=one.step, summary=one.summary) for one in self._events]
+        timeless = [Event(step=event.step, summary=event.summary) for event in self._events]
         return {
-            "of_this_run": {"wall_times": [one.wall_time for one in self._events]},
+            # Times differ between two runs that are otherwise equal.
+            "of_this_run": {"wall_times": [event.wall_time for event in self._events]},
             "step": self._step,
-            "events": [one.SerializeToString(deterministic=True) for one in timeless],
+            "events": [event.SerializeToString(deterministic=True) for event in timeless],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
@@ -139,17 +144,19 @@ class Tensorboard:
         self._events = [*map(Event.FromString, state["events"])]
         # In older checkpoints the events have their times.
         if "of_this_run" in state:
-            for event, at in zip(self._events, state["of_this_run"]["wall_times"], strict=True):
-                event.wall_time = at
+            for event, wall_time in zip(
+                self._events, state["of_this_run"]["wall_times"], strict=True
+            ):
+                event.wall_time = wall_time
 
     def _begin(self, file: EventFile, state: StateView) -> None:
-        """Writes hyperparameters into a new folder, and what makes the numbers one curve."""
+        """Writes hyperparameters into a new folder, and the event that joins this process to earlier ones."""
         if file.is_first():
             results = [f"train/{name}" for name in state.metrics["train"]]
             results += named_metrics(state.metrics)
             options = hyperparameters(state.manifest)
             start = hparams(options, dict.fromkeys(("train/loss", *results)))  # type: ignore[no-untyped-call]
-            self._append([_event(0, one) for one in start])
+            self._append([_event(0, summary) for summary in start])
         batch = state.clock.batch
         hidden_from = self._step if self._events else batch + bool(batch)
         self._append([start_of_process(hidden_from), *self._events])
@@ -159,11 +166,11 @@ class Tensorboard:
             self._write_histograms()
 
     def _write_histograms(self) -> None:
-        one = self._on_the_way.popleft()
-        self._write(one.step, one.histograms())
+        measured = self._on_the_way.popleft()
+        self._write(measured.step, measured.histograms())
 
     def _write(self, step: int, summaries: Iterable[Summary]) -> None:
-        events = [_event(step, one) for one in summaries]
+        events = [_event(step, summary) for summary in summaries]
         if step > self._step:
             self._step = step
             self._events = []
@@ -174,7 +181,7 @@ class Tensorboard:
     def _append(self, events: Iterable[Event]) -> None:
         assert self._file is not None
         try:
-            self._file.append(*(one.SerializeToString() for one in events))
+            self._file.append(*(event.SerializeToString() for event in events))
         except OSError as error:
             raise PluginError(
                 f"events can't be written to {self._file.folder}: {error.strerror or error}",
@@ -188,12 +195,12 @@ def _event(step: int, summary: Summary) -> Event:
 
 
 def _number(name: str, value: float) -> Summary:
-    """Returns a number as every reader knows it: a float32.
+    """Returns a number in the format that all readers support, float32.
 
-    In double precision it would be a tensor, which the reader of the package doesn't take back when
-    a run is resumed (tensorboard 2.21).
+    A double would be stored as a tensor, which the reader in the tensorboard package doesn't hide when a
+    run is resumed (tensorboard 2.21).
     """
-    # Half a surrogate pair is not a text, and a number may be larger than any float.
+    # An unpaired surrogate can't be encoded, and an int may exceed the range of floats.
     tag = name.encode("utf-8", "replace").decode("utf-8")
     if abs(value) > _MOST:
         value = math.inf if value > 0 else -math.inf
@@ -201,11 +208,11 @@ def _number(name: str, value: float) -> Summary:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields what histograms are made of; of a sharded tensor this rank's part."""
+    """Yields the tensors for histograms; of a sharded tensor this rank's part."""
     for name, param in model.named_parameters():
-        for kind, one in (("parameters", param), ("gradients", param.grad)):
-            if isinstance(one, DTensor):
-                one = one.to_local()
-            is_dense = one is not None and one.layout == torch.strided
-            if one is not None and is_dense and one.is_floating_point() and one.numel():
-                yield f"{kind}/{name}", one
+        for kind, tensor in (("parameters", param), ("gradients", param.grad)):
+            if isinstance(tensor, DTensor):
+                tensor = tensor.to_local()
+            is_dense = tensor is not None and tensor.layout == torch.strided
+            if tensor is not None and is_dense and tensor.is_floating_point() and tensor.numel():
+                yield f"{kind}/{name}", tensor

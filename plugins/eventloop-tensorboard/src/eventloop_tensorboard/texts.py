@@ -1,4 +1,4 @@
-"""Texts and tables as TensorBoard shows them."""
+"""Texts and tables in TensorBoard's format."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
-MOST_CHARS = 10_000  # of a cell; the latest events are part of checkpoints, and the page shows all
+MOST_CHARS = (
+    10_000  # per cell: the latest events are part of checkpoints, and the page shows all of a text
+)
 MOST_ROWS = 100
 
 
 def summary_of(name: str, text: str | Mapping[str, Sequence[Any]]) -> Summary:
     """Returns a text, or a table with its columns' names as the first row.
 
-    TensorBoard takes each cell for Markdown: it is indented, so that it stays as it is.
+    TensorBoard renders each cell as Markdown; indented text is shown unchanged.
     """
     if isinstance(text, str):
         cells = [text]
@@ -32,10 +34,10 @@ def summary_of(name: str, text: str | Mapping[str, Sequence[Any]]) -> Summary:
     tensor = TensorProto(
         dtype="DT_STRING",
         string_val=map(_indented, cells),
-        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=one) for one in shape]),
+        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in shape]),
     )
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    # As torch's SummaryWriter.add_text names it: a number may have the same name.
+    # Named as by torch's SummaryWriter.add_text: a number may have the same name.
     tag = name.encode("utf-8", "replace").decode() + "/text_summary"
     return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
 

@@ -1,4 +1,4 @@
-"""What tests of plugins need; `eventloop_testing.plugin` has it as pytest fixtures."""
+"""Helpers for tests of plugins; `eventloop_testing.plugin` provides them as pytest fixtures."""
 
 from __future__ import annotations
 

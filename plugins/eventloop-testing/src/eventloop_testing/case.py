@@ -1,4 +1,4 @@
-"""Tiny runs for tests, and a plugin under check in them, each in a folder of its own."""
+"""Tiny runs for tests, and a plugin under check in them, each in its own folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eventloop_check import Finding
 
 Role = Literal["algorithm", "callback"]
-# Where trainers train that are given no device; `pytest --device` sets it.
+# The device of trainers without a `device` setting; `pytest --device` sets it.
 default_device = "cpu"
 
 
@@ -45,9 +45,9 @@ class Case:
     """A plugin under check.
 
     Attributes:
-        found: the plugin as trainers know it.
-        is_resumed: whether a resumed run of one process was found to be one run.
-        found_on_host: what was found wrong in a step on the CPU.
+        record: the plugin's record in a trainer.
+        is_resumed: whether a run in a single process was found to resume exactly.
+        found_on_host: violations found in a step on the CPU.
     """
 
     plugin: type
@@ -55,21 +55,23 @@ class Case:
     options: dict[str, Any]
     task: Callable[[], Task]
     folder: Path
-    found: Plugin = field(init=False)
+    record: Plugin = field(init=False)
     is_resumed: bool = field(init=False, default=False)
     found_on_host: set[str] = field(init=False, default_factory=set)
     _num_folders: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         with self.trainer(self.build()) as trainer:
-            self.found = next(one for one in trainer.plugins if type(one.target) is self.plugin)
+            self.record = next(
+                plugin for plugin in trainer.plugins if type(plugin.target) is self.plugin
+            )
 
     def build(self) -> Any:
         """Returns a new instance."""
         return self.plugin(**self.options)
 
     def new_folder(self) -> Path:
-        """Names a folder, on all ranks the same."""
+        """Returns the path of a new folder, the same on all ranks."""
         self._num_folders += 1
         return self.folder / str(self._num_folders)
 
@@ -79,31 +81,31 @@ class Case:
         algorithms: tuple[object, ...] = (),
         callbacks: tuple[object, ...] = (),
         folder: Path | None = None,
-        **given: Any,
+        **settings: Any,
     ) -> Trainer:
-        """Builds a trainer with instances of the plugin, and with others before it."""
-        given = {"max_duration": "2ep", **given}
-        mine = {"algorithm": [*algorithms], "callback": [*callbacks]}
-        mine[self.role] += plugins
+        """Builds a trainer with instances of the plugin, and other plugins listed before them."""
+        settings = {"max_duration": "2ep", **settings}
+        plugins_of_role = {"algorithm": [*algorithms], "callback": [*callbacks]}
+        plugins_of_role[self.role] += plugins
         return isolated_trainer(
             folder or self.new_folder(),
             self.task(),
-            algorithms=mine["algorithm"],
-            callbacks=mine["callback"],
-            **given,
+            algorithms=plugins_of_role["algorithm"],
+            callbacks=plugins_of_role["callback"],
+            **settings,
         )
 
-    def run(self, *plugins: object, **given: Any) -> Run:
+    def run(self, *plugins: object, **settings: Any) -> Run:
         """Trains, evaluates and predicts."""
         check = Check()
-        with self.trainer(*plugins, observers=[check], **given) as trainer:
+        with self.trainer(*plugins, observers=[check], **settings) as trainer:
             trainer.fit()
             num_batches = trainer.state.clock.batch
             if trainer.state.eval_dataloaders:
                 trainer.eval()
                 trainer.predict(next(iter(trainer.state.eval_dataloaders.values())))
             called = {
-                name: [one.plugin.name for one in ordered]
+                name: [implementation.plugin.name for implementation in ordered]
                 for name, ordered in trainer.assembly.implementations.items()
             }
             return Run(weights_of(trainer), check.findings, called, num_batches)
@@ -117,7 +119,7 @@ class Other:
 
     @hookimpl
     def after_train_batch(self, state: Any) -> None:
-        """Shrinks them."""
+        """Multiplies the gradients by 0.9."""
         for parameter in state.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(0.9)
@@ -134,13 +136,13 @@ class Fails:
 
     @hookimpl
     def batch_end(self, state: Any) -> None:
-        """Raises, when it is time."""
+        """Raises ExpectedError after the given batch."""
         if state.clock.batch == self.batch:
             raise ExpectedError
 
 
 class Stops:
-    """An algorithm that stops a run after a batch, as a callback under check did."""
+    """An algorithm that stops a run after a batch, to repeat a run that a callback under check stopped."""
 
     name = "check-plugin-stops"
 
@@ -149,12 +151,12 @@ class Stops:
 
     @hookimpl
     def should_stop(self, state: Any) -> bool:
-        """Answers from the clock."""
+        """Whether the run has reached the batch."""
         return bool(state.clock.batch >= self.batch)
 
 
 class ExpectedError(Exception):
-    """What `Fails` raises."""
+    """The exception that `Fails` raises."""
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -162,19 +164,21 @@ def weights_of(trainer: Trainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.state.model.state_dict().items()}
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Returns whether two nests of tensors and values are the same."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
+def equal(value: Any, other_value: Any) -> bool:
+    """Whether two nests of tensors and values are equal, bit by bit."""
+    if isinstance(value, Tensor) and isinstance(other_value, Tensor):
+        return value.dtype == other_value.dtype and torch.equal(value, other_value)
+    if isinstance(value, Mapping) and isinstance(other_value, Mapping):
+        return value.keys() == other_value.keys() and all(
+            equal(value[key], other_value[key]) for key in value
+        )
+    if isinstance(value, (list, tuple)) and isinstance(other_value, (list, tuple)):
+        return len(value) == len(other_value) and all(map(equal, value, other_value))
+    return bool(value == other_value)
 
 
 def tiny_batches(num_batches: int = 3, batch_size: int = 4) -> list[tuple[Tensor, Tensor]]:
-    """Makes batches of a problem with three classes; the same ones each time.
+    """Makes batches of a problem with three classes; the same batches each time.
 
     Returns:
         Pairs of inputs, float32 of shape (batch_size, 3), and targets, int64 of shape
@@ -186,28 +190,28 @@ def tiny_batches(num_batches: int = 3, batch_size: int = 4) -> list[tuple[Tensor
 
 
 def shuffled_batches(
-    num_batches: int = 5, batch_size: int = 4, **given: Any
+    num_batches: int = 5, batch_size: int = 4, **options: Any
 ) -> DataLoader[tuple[Tensor, ...]]:
-    """Makes a data loader of the samples of `tiny_batches`, which it shuffles.
+    """Makes a shuffling data loader of the samples of `tiny_batches`.
 
     Args:
-        given: what else `DataLoader` takes.
+        options: further arguments of `DataLoader`.
     """
     inputs, targets = map(torch.cat, zip(*tiny_batches(num_batches), strict=True))
-    return DataLoader(TensorDataset(inputs, targets), batch_size, shuffle=True, **given)
+    return DataLoader(TensorDataset(inputs, targets), batch_size, shuffle=True, **options)
 
 
-def tiny_task(**given: Any) -> Task:
-    """Makes a task that trains in a blink: 3 batches of 4 samples an epoch, one data set to test.
+def tiny_task(**options: Any) -> Task:
+    """Makes a task that trains in milliseconds: 3 batches of 4 samples per epoch, and a test set.
 
     Args:
-        given: what of `Task` shall be something else.
+        options: arguments of `Task` that replace the defaults.
     """
-    if "metrics" not in given:
-        # Imported for a task that has them, as importing torchmetrics takes longer than torch.
+    if "metrics" not in options:
+        # Only for a task that uses it: importing torchmetrics takes longer than importing torch.
         from torchmetrics.classification import MulticlassAccuracy
 
-        given["metrics"] = {"accuracy": MulticlassAccuracy(3)}
+        options["metrics"] = {"accuracy": MulticlassAccuracy(3)}
     values = {
         "model": lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)),
         "loss": cross_entropy,
@@ -215,7 +219,7 @@ def tiny_task(**given: Any) -> Task:
         "eval_dataloaders": {"test": tiny_batches(2)},
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     }
-    return Task(**cast("dict[str, Any]", values | given))
+    return Task(**cast("dict[str, Any]", values | options))
 
 
 def isolated_trainer(
@@ -233,14 +237,14 @@ def isolated_trainer(
 
     Args:
         folder: where the run's files go.
-        task: `tiny_task()` unless given.
+        task: the task; by default `tiny_task()`.
         algorithms, callbacks: see `Trainer`.
         observers, allowed, origin: see `Request`.
-        settings: on the device of `pytest --device`, the CPU unless given, for one epoch, without
+        settings: settings of the run; by default the device of `pytest --device`, one epoch, and no
             checkpoints.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").touch()  # the search for one upwards ends here
+    (folder / "pyproject.toml").touch()  # ends the upward search for this file here
     chosen = {
         "device": default_device,
         "max_duration": "1ep",
@@ -248,17 +252,19 @@ def isolated_trainer(
         "checkpoint_interval": None,
         "autoload": False,
     } | settings
-    given = tiny_task() if task is None else task
+    task_or_default = tiny_task() if task is None else task
     configuration = Configuration.read(chosen, environ={}, directory=folder)
-    more = (observers, allowed, origin)
-    return Trainer.of_request(Request(given, configuration, algorithms, callbacks, *more))
+    request_options = (observers, allowed, origin)
+    return Trainer.of_request(
+        Request(task_or_default, configuration, algorithms, callbacks, *request_options)
+    )
 
 
 class Recorder:
-    """A plugin of which `recorder` makes a class with hooks.
+    """Base class of the plugins that `recorder` makes.
 
     Attributes:
-        seen: the names of the hooks, as they are called.
+        seen: names of the hooks, in the order of the calls.
     """
 
     name = "recorder"
@@ -268,10 +274,10 @@ class Recorder:
 
 
 def recorder(hooks: Iterable[str] = tuple(EVENTS), name: str = "recorder") -> Recorder:
-    """Makes a plugin whose `seen` lists hooks by name as they are called.
+    """Makes a plugin whose `seen` lists the names of hooks in the order of their calls.
 
     Args:
-        hooks: events and questions; all events unless given.
+        hooks: events and questions to record; by default all events.
     """
     methods = {hook: hookimpl(_recording(hook)) for hook in hooks}
     kind = type("Recorder", (Recorder,), {"name": name, **methods})

@@ -1,6 +1,6 @@
-"""Fixtures for tests of commands and of what is installed: `pytest_plugins = ["eventloop_testing.commands"]`.
+"""Fixtures for tests of commands and of installed packages: `pytest_plugins = ["eventloop_testing.commands"]`.
 
-Their names are short, so that pytest doesn't find them by itself.
+They have to be requested, because their short names could clash with a project's own fixtures.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEARS = "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def c
 
 
 class Ran(NamedTuple):
-    """What a command left behind."""
+    """The exit status and output of a command."""
 
     status: int
     out: str
@@ -89,13 +89,13 @@ def write_distribution(
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty working directory, no EVENTLOOP_ variables, and `sys` as it was afterwards."""
+    """An empty working directory, no EVENTLOOP_ variables, and `sys` restored afterwards."""
     modules = set(sys.modules)
     for variable in [name for name in os.environ if name.startswith("EVENTLOOP_")]:
         monkeypatch.delenv(variable)
     work = tmp_path / "work"
     work.mkdir()
-    (work / "pyproject.toml").touch()  # the search for one upwards ends here
+    (work / "pyproject.toml").touch()  # ends the upward search for this file here
     monkeypatch.chdir(work)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield work
@@ -115,7 +115,7 @@ def site(clean: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def install(site: Path) -> Callable[..., None]:
-    """Installs a plugin as pip leaves it, metadata and one module: `install(name, code)`."""
+    """Installs a plugin as pip does, with metadata and a module: `install(name, code)`."""
 
     def install(
         name: str,
@@ -132,15 +132,15 @@ def install(site: Path) -> Callable[..., None]:
         module = f"{distribution.replace('-', '_')}_module"
         (site / f"{module}.py").write_text(code)
         text = f"[{group}]\n{name} = {module}{target}\n"
-        given = {"version": version, "summary": summary}
-        write_distribution(site, distribution, text, requested=requested, **given)
+        metadata = {"version": version, "summary": summary}
+        write_distribution(site, distribution, text, requested=requested, **metadata)
 
     return install
 
 
 @pytest.fixture
 def tiny(clean: Path) -> Path:
-    """The working directory, with `tiny.py` in it: a task that trains in a blink."""
+    """The working directory, with `tiny.py` in it: a task that trains in milliseconds."""
     (clean / "tiny.py").write_text(TINY)
     return clean
 
@@ -160,6 +160,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Flags for aa-test and bb-test alone; the plugins of the environment are left out."""
+    """Flags that activate only aa-test and bb-test; plugins of the environment stay off."""
     monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
     return ("-p", "aa-test", "-p", "bb-test")

@@ -1,4 +1,4 @@
-"""`check_plugin`: what must hold for any plugin, whatever it does."""
+"""`check_plugin`: the contract of every plugin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from eventloop_testing.resuming import is_resumed, resume_on
 if TYPE_CHECKING:
     from eventloop.task import Task
 
-# A thread that was told to end may be asking other ranks something.
+# A stopped thread may first have to finish an exchange with other ranks.
 _ENDING_S = 3.0
 
 
@@ -49,27 +49,26 @@ def check_plugin(
     task: Callable[[], Task] = tiny_task,
     world_size: int = 1,
 ) -> None:
-    """Checks what must hold for any plugin, in small runs on the CPU.
+    """Checks the contract of every plugin, in small runs on the CPU.
 
-    Its options are documented and typed; two runs give the same weights, whatever the order in
-    which it and others are handed over; no step reads the device; it closes after a run, without
-    one, and after a failure. Its state can be saved, and a run that is stopped in the middle of an
-    epoch and resumed, by instances built anew, has the weights, the logged numbers and the state of
-    one in one go; on two ranks, too. It runs on the pretend accelerator, where no step waits, and is
-    resumed there: what `load_state_dict` puts back belongs on the device. A
-    callback changes nothing: no tensor is written, and the weights are those of a run without it,
-    of the same length where it stops the run.
+    Options are documented and typed. Two runs end with the same weights, in whatever order plugins are
+    passed. No step reads from the device. The plugin closes after a run, without a run, and after a
+    failure. A run that is stopped in the middle of an epoch and resumed by new instances ends with
+    the weights, logged numbers and plugin state of an uninterrupted run, on two ranks, too. On the
+    pretend accelerator no step synchronizes, and a run resumes: tensors that `load_state_dict`
+    restores must be moved to the device. A callback changes nothing: it writes to no tensor, and
+    the weights equal those of a run without it (of the same length, if it stops the run).
 
     Args:
-        plugin: the class; built anew for each run.
-        role: as the entry point says; needed where the plugin isn't installed.
-        options: what it is built with; needed where an option has no default.
-        task: makes the task, afresh for each run.
-        world_size: how many ranks the runs have; for plugins that one process doesn't suit.
+        plugin: the class; a new instance is built for each run.
+        role: role in the entry point; required if the plugin isn't installed.
+        options: options of the instances; required if an option has no default.
+        task: makes a new task for each run.
+        world_size: number of ranks of the runs; for plugins that can't run in a single process.
 
     Raises:
-        AssertionError: something doesn't hold; the message lists everything.
-        ValueError: `role` isn't given and it isn't installed under one.
+        AssertionError: the contract is violated; the message lists all violations.
+        ValueError: `role` isn't given, and the plugin isn't installed.
     """
     role = role or _installed_role(plugin)
     with tempfile.TemporaryDirectory(prefix="eventloop-check-") as folder:
@@ -93,22 +92,22 @@ def _options(case: Case) -> Iterator[str]:
 
 
 def _leaves_the_step_alone(case: Case) -> Iterator[str]:
-    first = case.run(case.build())
-    again = case.run(case.build())
-    mine = [one for one in first.findings if one.plugin == case.found.origin]
-    case.found_on_host |= {one.what for one in mine}
-    yield from map(str, mine)
-    if not equal(first.weights, again.weights):
+    run = case.run(case.build())
+    repeated_run = case.run(case.build())
+    findings = [finding for finding in run.findings if finding.plugin == case.record.origin]
+    case.found_on_host |= {finding.what for finding in findings}
+    yield from map(str, findings)
+    if not equal(run.weights, repeated_run.weights):
         yield "two runs with one seed end with different weights; draw from state.generator(name)"
-    if case.role == "callback" and not equal(first.weights, _without(case, first).weights):
+    if case.role == "callback" and not equal(run.weights, _without(case, run).weights):
         yield "a run with it ends with other weights than one without; a callback may only watch"
 
 
 def _without(case: Case, run: Run) -> Run:
-    """Trains without the plugin, as long as a run with it: a callback may stop one."""
-    alone = case.run()
-    is_stopped = run.num_batches < alone.num_batches
-    return case.run(algorithms=(Stops(run.num_batches),)) if is_stopped else alone
+    """Trains without the plugin, for as many batches as with it: a callback may stop a run early."""
+    run_without = case.run()
+    is_stopped = run.num_batches < run_without.num_batches
+    return case.run(algorithms=(Stops(run.num_batches),)) if is_stopped else run_without
 
 
 def _runs_alike_in_any_order(case: Case) -> Iterator[str]:
@@ -136,15 +135,15 @@ def _closes(case: Case) -> Iterator[str]:
             f"after another plugin's failure it fails, too: {note}"
             for note in notes_of(error, "later")
         )
-    left = [thread for thread in threading.enumerate() if thread not in threads]
-    for thread in left:
+    new_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in new_threads:
         thread.join(_ENDING_S)
-    if names := [thread.name for thread in left if thread.is_alive()]:
+    if names := [thread.name for thread in new_threads if thread.is_alive()]:
         yield f"threads go on after close: {', '.join(names)}"
 
 
 def _runs_on_an_accelerator(case: Case) -> Iterator[str]:
-    # In a fork: torch takes the pretend accelerator for the process's own from then on.
+    # In a fork, because torch can't unregister the pretend accelerator from a process.
     try:
         ((waits, error),) = run_ranks(_pretend_run, case, world_size=1)
     except (RankError, TimeoutError) as failure:
@@ -152,36 +151,36 @@ def _runs_on_an_accelerator(case: Case) -> Iterator[str]:
         waits = []
     if error:
         yield f"on the pretend accelerator {error}"
-    yield from (f"on the pretend accelerator, {one}" for one in waits)
+    yield from (f"on the pretend accelerator, {wait}" for wait in waits)
 
 
 def _pretend_run(case: Case) -> tuple[list[str], str]:
-    """Returns what is wrong in a step there and not on the CPU, and what made the run fail."""
+    """Returns the violations found only on the pretend accelerator, and the error of a failing run."""
     for name in rank_variables(0, 1, 0):
         os.environ.pop(name, None)
-    case.folder = case.folder / "pretend"  # this process counts its folders by itself
+    case.folder = case.folder / "pretend"  # folders are numbered per process
     try:
         with pretend_device():
             run = case.run(case.build(), device="pretend", precision="fp32")
             failure = _pretend_resume(case) if case.is_resumed else ""
     except (PretendError, torch.OutOfMemoryError) as error:
         return [], f"a run with it fails: {type(error).__name__}: {text_of(error)}"
-    mine = [one for one in run.findings if one.plugin == case.found.origin]
-    waits = [str(one) for one in mine if one.what not in case.found_on_host]
+    findings = [finding for finding in run.findings if finding.plugin == case.record.origin]
+    waits = [str(finding) for finding in findings if finding.what not in case.found_on_host]
     return waits, failure
 
 
 def _pretend_resume(case: Case) -> str:
-    """Returns what makes a resumed run fail there, though it can be resumed on the CPU; "" for nothing.
+    """Returns the error of a run that resumes on the CPU but not on the pretend accelerator; "" if none.
 
-    A state that was loaded is on the host, where a checkpoint's tensors are.
+    Checkpoints are loaded to the host, so a plugin that doesn't move its restored tensors fails here.
     """
     try:
         resume_on(case, "pretend")
-    except Exception as error:  # noqa: BLE001  whatever its author does there
+    except Exception as error:  # noqa: BLE001  a plugin may raise anything
         cause = error.__cause__ if isinstance(error, CheckpointError) else None
-        first = cause or error
-        return f"a run with it can't be resumed: {type(first).__name__}: {text_of(first)}"
+        original_error = cause or error
+        return f"a run with it can't be resumed: {type(original_error).__name__}: {text_of(original_error)}"
     return ""
 
 
@@ -190,19 +189,19 @@ def _two_ranks_end_alike(case: Case) -> Iterator[str]:
         with case.trainer(case.build()) as trainer:
             trainer.fit()
             weights = weights_of(trainer)
-        # What is wrong in one process is told already.
+        # Problems of a single process are reported already.
         return weights, list(is_resumed(case)) if case.is_resumed else []
 
     try:
-        (one, problems), (other, problems_of_other) = run_ranks(train)
+        (weights, problems), (weights_of_other, problems_of_other) = run_ranks(train)
     except (RankError, TimeoutError) as error:
         yield f"two ranks with it fail: {error}"
         return
-    if not equal(one, other):
+    if not equal(weights, weights_of_other):
         yield "two ranks with it end with different weights; draw alike what changes the model"
     elif problems or problems_of_other:
-        rank, found = (0, problems) if problems else (1, problems_of_other)
-        yield from (f"on rank {rank} of two, {problem}" for problem in found)
+        rank, problems_of_rank = (0, problems) if problems else (1, problems_of_other)
+        yield from (f"on rank {rank} of two, {problem}" for problem in problems_of_rank)
 
 
 _CHECKS = (
@@ -226,8 +225,8 @@ def _problems(
 
 def _installed_role(plugin: type) -> Role:
     package = plugin.__module__.partition(".")[0]
-    for found in discover()[0]:
-        is_near = found.entry_point.module.partition(".")[0] == package
-        if is_near and found.entry_point.load() is plugin:
-            return "algorithm" if found.role == "algorithm" else "callback"
+    for installed_plugin in discover()[0]:
+        is_near = installed_plugin.entry_point.module.partition(".")[0] == package
+        if is_near and installed_plugin.entry_point.load() is plugin:
+            return "algorithm" if installed_plugin.role == "algorithm" else "callback"
     raise ValueError(f'{plugin.__name__} isn\'t installed; give role="algorithm" or "callback"')

@@ -27,8 +27,8 @@ _on = pytest.StashKey[ExitStack]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--device`."""
     group = parser.getgroup("eventloop")
-    what = "where trainers of fixtures train that are given no device: cpu, pretend, or as torch names it"
-    group.addoption("--device", default="cpu", help=what)
+    help_text = "where trainers of fixtures train that are given no device: cpu, pretend, or as torch names it"
+    group.addoption("--device", default="cpu", help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,15 +45,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Switches it off."""
+    """Switches the pretend accelerator off."""
     if _on in config.stash:
-        with suppress(RuntimeError):  # told by the test in which it was
+        with suppress(RuntimeError):  # already reported by the test that caused it
             config.stash[_on].close()
 
 
 @pytest.fixture(autouse=True)
 def _races(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails the test in which a race was, under `--device pretend`."""
+    """Fails the test that caused a race, under `--device pretend`."""
     if _on not in request.config.stash:
         yield
         return
@@ -65,7 +65,7 @@ def _races(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def tiny_task() -> Task:
-    """A task that trains in a blink: 3 batches of 4 samples an epoch; `eventloop_testing.tiny_task()`."""
+    """A task that trains in milliseconds: 3 batches of 4 samples an epoch; `eventloop_testing.tiny_task()`."""
     import eventloop_testing
 
     return eventloop_testing.tiny_task()
@@ -75,20 +75,20 @@ def tiny_task() -> Task:
 def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Builds trainers without installed plugins, on the CPU, for one epoch; closes them.
 
-    `make_trainer(task, algorithms=[...], callbacks=[...], **settings)`; each has a folder of its
-    own. Under `pytest --device pretend` they train on the pretend accelerator.
+    `make_trainer(task, algorithms=[...], callbacks=[...], **settings)`; each has its own
+    folder. Under `pytest --device pretend` they train on the pretend accelerator.
     """
     import eventloop_testing
 
     built: list[Trainer] = []
 
-    def make_trainer(task: object = None, **given: Any) -> Trainer:
+    def make_trainer(task: object = None, **settings: Any) -> Trainer:
         folder = tmp_path / f"trainer{len(built)}"
-        built.append(eventloop_testing.isolated_trainer(folder, task, **given))
+        built.append(eventloop_testing.isolated_trainer(folder, task, **settings))
         return built[-1]
 
     yield make_trainer
-    for trainer in reversed(built):  # each restores what it found
+    for trainer in reversed(built):  # each restores the process state that it replaced
         trainer.close()
 
 
@@ -102,7 +102,7 @@ def two_ranks() -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def make_recorder() -> Callable[..., Recorder]:
-    """Makes plugins whose `seen` lists hooks as they are called: `make_recorder(hooks, name)`."""
+    """Makes plugins whose `seen` lists the hooks in the order of their calls: `make_recorder(hooks, name)`."""
     import eventloop_testing
 
     return eventloop_testing.recorder
@@ -110,7 +110,7 @@ def make_recorder() -> Callable[..., Recorder]:
 
 @pytest.fixture
 def no_device_reads() -> Iterator[Check]:
-    """An observer for trainers; the test fails where a hook reads the device within a step.
+    """An observer for trainers; the test fails if a hook reads from the device within a step.
 
     `make_trainer(algorithms=[...], observers=[no_device_reads])`.
     """
@@ -127,8 +127,8 @@ def no_device_reads() -> Iterator[Check]:
 def pretend_device() -> Iterator[torch.device]:
     """The pretend accelerator, switched on for the test: `make_trainer(device="pretend")`.
 
-    The test fails where a pinned buffer was written, or memory taken again, before a GPU would have been
-    done with it.
+    The test fails if a pinned buffer is written, or memory reused, before a GPU would have finished
+    with it.
     """
     import eventloop_testing
 

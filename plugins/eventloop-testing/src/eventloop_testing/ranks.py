@@ -1,4 +1,4 @@
-"""Several ranks on one machine: real processes under gloo, for tests."""
+"""Several ranks on this machine: real processes under gloo, for tests."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ def run_ranks(
     timeout_s: float = TIMEOUT_S,
     **kwargs: Any,
 ) -> list[Any]:
-    """Calls a function in several processes that are each other's ranks, on the CPU.
+    """Calls a function in several processes that form a process group, on the CPU.
 
-    On Linux they are forks of this one, so that the function may be anything; elsewhere it has to
-    stand at the top of a module. A rank may start processes, such as the workers of a data loader;
-    they and the ranks end with this call, and, on Linux, with this process, even if it is killed.
+    On Linux the processes are forks of this process, so any callable works; elsewhere the function has
+    to be defined at the top level of a module. A rank may start processes, such as workers of a data
+    loader. They and the ranks end with this call, and on Linux with this process, even if it is killed.
 
     Args:
-        args, kwargs: what the function is called with.
+        args, kwargs: arguments of the function.
 
     Returns:
-        What it gave in each, in order of rank; tensors and whatever else can be pickled.
+        The function's results, in order of rank; tensors and anything else that can be pickled.
 
     Raises:
-        RankError: one of them raised or died; the message has its rank and traceback.
-        TimeoutError: they took longer than `timeout_s`; the message has what each was doing.
+        RankError: a rank raised or died; the message has its number and traceback.
+        TimeoutError: the ranks took longer than `timeout_s`; the message has each rank's stack.
     """
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     ranks = []
     with tempfile.TemporaryDirectory() as stacks:
-        gc.freeze()  # in a fork, what libraries do there may collect before `_run` is called
-        faulthandler.cancel_dump_traceback_later()  # a fork would wait for the thread of pytest's
+        gc.freeze()  # a library's fork handler may trigger a collection before `_run` is called
+        faulthandler.cancel_dump_traceback_later()  # a fork would wait for pytest's thread
         try:
             for rank in range(world_size):
                 job = (Path(stacks, str(rank)), timeout_s, function, args, kwargs)
                 ranks.append(_started(context, rank, job))
-            # After the forks: one made amid what the store's thread does, looking up a name say,
-            # inherits the lock that the thread holds, and waits for it without end.
+            # After the forks: a fork made while the store's thread holds a lock, for example to look
+            # up a name, inherits the lock and waits for it forever.
             store = loopback_store()
             for rank, (_, ours) in enumerate(ranks):
-                with suppress(BrokenPipeError):  # it died, which is told with the results
+                with suppress(BrokenPipeError):  # the rank died; `_results` reports it
                     ours.send(rank_variables(rank, world_size, store.port))
             return _results(ranks, time.monotonic() + timeout_s + 1, Path(stacks))
         finally:
             gc.unfreeze()
             for process, ours in ranks:
                 process.kill()
-                kill_group(process.pid)  # its workers; before the id is free again
+                kill_group(process.pid)  # its workers, before the process id can be reused
                 process.join()
                 ours.close()
 
@@ -83,7 +83,7 @@ class RankError(Exception):
 def _started(context: Any, rank: int, job: tuple[Any, ...]) -> tuple[Any, Connection]:
     """Starts the process of a rank, which waits for its variables on the pipe."""
     ours, theirs = context.Pipe()
-    # Not a daemon, which mustn't have processes of its own.
+    # Not a daemon: daemons mustn't start processes.
     process = context.Process(target=_run, args=(theirs, *job), name=f"rank {rank}", daemon=False)
     process.start()
     theirs.close()
@@ -100,8 +100,8 @@ def _run(
 ) -> None:
     os.setsid()  # so that its workers are a group
     end_with_launcher()
-    # A fork has its parent's garbage, but none of the threads that some of it would join: collected
-    # here, it would abort this process.
+    # A fork inherits garbage whose threads don't exist in it: collecting it would wait for them, and
+    # abort this process.
     gc.freeze()
     faulthandler.dump_traceback_later(timeout_s, file=stack.open("w"))
     os.environ |= pipe.recv()
@@ -112,7 +112,7 @@ def _run(
         result = (False, traceback.format_exc())
     pipe.send_bytes(pickle.dumps(result))
     pipe.close()
-    # The groups of a rank that failed would wait for the others.
+    # A regular exit of a failed rank would wait for the other ranks in its process groups.
     os._exit(0)
 
 
@@ -139,9 +139,9 @@ def _results(ranks: list[tuple[Any, Connection]], deadline: float, stacks: Path)
 
 
 def crew_of_threads(world_size: int) -> list[CrewOfRanks]:
-    """Returns the crew of each rank, for threads that save a checkpoint as so many ranks do.
+    """Returns a crew for each of several threads, which then save a checkpoint as ranks do.
 
-    One that waits for a thread that has ended raises `threading.BrokenBarrierError`.
+    Waiting for a thread that has ended raises `threading.BrokenBarrierError`.
     """
     values: list[Any] = [None] * world_size
     barrier = threading.Barrier(world_size, timeout=30)

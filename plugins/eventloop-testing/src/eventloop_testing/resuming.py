@@ -1,4 +1,4 @@
-"""Checks that a run stopped or killed, and resumed in another process, equals an unbroken one."""
+"""Checks that a run stopped or killed, and resumed in another process, equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -33,39 +33,41 @@ if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 Numbers = dict[tuple[int, str], Any]  # and texts
-_DURATION = "3ep"  # half of it is in the middle of the second
+_DURATION = "3ep"  # its middle is in the middle of the second epoch
 _STATUS = 9
-_STOP_ON_DEVICE = (
-    2  # in the first epoch: two batches may be all that a short one has before its end
-)
+_STOP_ON_DEVICE = 2  # in the first epoch, which may have only three batches
 
 
 def is_resumed(case: Case) -> Iterator[str]:
-    """Compares runs in one go with one that was stopped in the middle of an epoch.
+    """Compares uninterrupted runs with a run that was stopped in the middle of an epoch and resumed.
 
-    Its state is saved and restored by that. What two runs in one go don't share, seconds say, isn't compared.
+    The plugin's state is saved and restored by that. Values that differ between two uninterrupted runs,
+    such as durations, aren't compared.
     """
     try:
-        whole = _in_one_go(case)
-        again = _in_one_go(case)
+        uninterrupted = _in_one_go(case)
+        repeated = _in_one_go(case)
     except CheckpointError as error:  # on all ranks
         yield text_of(error).partition("\n")[0]
         return
-    batch = whole.num_batches // 2
+    batch = uninterrupted.num_batches // 2
     try:
         resumed = _resumed(case, batch)
-    except Exception as error:  # noqa: BLE001  whatever its author does there
-        # What load_state_dict raises of a value comes as a CheckpointError that names the value.
-        own = error.__cause__ if isinstance(error, CheckpointError) else None
-        first = own or error
-        yield f"a run with it can't be resumed: {type(first).__name__}: {text_of(first)}"
+    except Exception as error:  # noqa: BLE001  a plugin may raise anything
+        # Errors of load_state_dict are wrapped into a CheckpointError that names the value.
+        cause = error.__cause__ if isinstance(error, CheckpointError) else None
+        original_error = cause or error
+        yield (
+            "a run with it can't be resumed: "
+            f"{type(original_error).__name__}: {text_of(original_error)}"
+        )
         return
     if resumed.lost:
         yield f"what load_state_dict was given isn't what state_dict gives then: {resumed.lost}"
-    problems = list(_differing(whole, again, resumed))
+    problems = list(_differing(uninterrupted, repeated, resumed))
     case.is_resumed = not (problems or resumed.lost)
-    # One rank alone can't look.
-    if problems and whole.world_size == 1 and not _task_is_resumed(case, batch):
+    # Further runs would need all ranks, and the others may have no problem.
+    if problems and uninterrupted.world_size == 1 and not _task_is_resumed(case, batch):
         yield "the task isn't resumed exactly, with it or without; give another one with task="
         return
     for problem in problems:
@@ -73,8 +75,8 @@ def is_resumed(case: Case) -> Iterator[str]:
 
 
 def resume_on(case: Case, device: str) -> None:
-    """Stops a run in the middle of an epoch and resumes it, on a device; raises what it raises."""
-    given: dict[str, Any] = {
+    """Stops a run in the middle of an epoch and resumes it on a device; raises the errors of the runs."""
+    settings: dict[str, Any] = {
         "folder": case.new_folder(),
         "max_duration": _DURATION,
         "device": device,
@@ -84,31 +86,31 @@ def resume_on(case: Case, device: str) -> None:
     stop = (Fails(_STOP_ON_DEVICE + 1),)
     with (
         contextlib.suppress(ExpectedError),
-        case.trainer(case.build(), algorithms=stop, **given) as trainer,
+        case.trainer(case.build(), algorithms=stop, **settings) as trainer,
     ):
         trainer.fit()
     with (
         warnings.catch_warnings(),
-        case.trainer(case.build(), algorithms=(Fails(-1),), **given) as trainer,
+        case.trainer(case.build(), algorithms=(Fails(-1),), **settings) as trainer,
     ):
-        # Of a plugin that has stopped the run.
+        # A plugin may have stopped the run before.
         warnings.filterwarnings("ignore", message="nothing to train")
         trainer.fit()
 
 
 class _Outcome(NamedTuple):
-    """What a run ends with, on one rank."""
+    """The results of a run, on a rank."""
 
     weights: dict[str, Tensor]
     numbers: Numbers
     state: Any
     num_batches: int
     world_size: int
-    lost: str = ""  # what of its state hadn't come back when a run was loaded
+    lost: str = ""  # the part of its state that a resumed run didn't restore
 
 
 class _Records:
-    """A callback that keeps numbers and texts by moment and name; a later one takes the place."""
+    """A callback that records numbers and texts by moment and name; later values replace earlier ones."""
 
     name = "check-plugin-records"
 
@@ -125,7 +127,7 @@ class _Records:
 
 
 class _Saves:
-    """A callback that wants one checkpoint."""
+    """A callback that requests a checkpoint after a given batch."""
 
     name = "check-plugin-saves"
 
@@ -144,40 +146,43 @@ def _in_one_go(case: Case) -> _Outcome:
         return _outcome(case, trainer, plugin, records)
 
 
-def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
+def _resumed(case: Case, batch: int, *, without_plugin: bool = False) -> _Outcome:
     """Trains until one batch after a checkpoint, then resumes with everything rebuilt.
 
     Args:
-        alone: without the plugin.
+        without_plugin: whether to leave the plugin out.
     """
     folder = case.new_folder()
     records = _Records()
-    plugins = () if alone else (case.build(),)
-    given: dict[str, Any] = {"folder": folder, "max_duration": _DURATION}
-    given["callbacks"] = (_Saves(batch), records)
+    plugins = () if without_plugin else (case.build(),)
+    settings: dict[str, Any] = {"folder": folder, "max_duration": _DURATION}
+    settings["callbacks"] = (_Saves(batch), records)
     stop = (Fails(batch + 1),)
     with (
         contextlib.suppress(ExpectedError),
-        case.trainer(*plugins, algorithms=stop, **given) as trainer,
+        case.trainer(*plugins, algorithms=stop, **settings) as trainer,
     ):
         trainer.fit()
-    records.numbers = {at: value for at, value in records.numbers.items() if at[0] <= batch}
-    plugin = None if alone else case.build()
-    plugins = () if alone else (plugin,)
-    # A run goes on with the algorithms that it had.
-    with case.trainer(*plugins, algorithms=(Fails(-1),), **given) as trainer:
-        lost = "" if alone else _lost(case, trainer, plugin, batch)
+        # The numbers after the checkpoint have to come from the resumed run.
+        records.numbers = {
+            moment: value for moment, value in records.numbers.items() if moment[0] <= batch
+        }
+    plugin = None if without_plugin else case.build()
+    plugins = () if without_plugin else (plugin,)
+    # A resumed run must have the same algorithms.
+    with case.trainer(*plugins, algorithms=(Fails(-1),), **settings) as trainer:
+        lost = "" if without_plugin else _lost(case, trainer, plugin, batch)
         return _outcome(case, trainer, plugin, records)._replace(lost=lost)
 
 
 def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
-    """Returns what of a state that was loaded differs from what was saved."""
+    """Returns the first difference between the saved state and the state after loading it."""
     if not _is_saved(case, trainer):
         return ""
-    parts = read_checkpoint(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
-    if case.found.facts.state_per_rank:
-        parts = parts[f"rank{trainer.state.rank}"]
-    saved = parts["plugins"][fold(case.found.name)]["state"]
+    saved_parts = read_checkpoint(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
+    if case.record.facts.state_per_rank:
+        saved_parts = saved_parts[f"rank{trainer.state.rank}"]
+    saved = saved_parts["plugins"][fold(case.record.name)]["state"]
     return _difference(saved, _as_saved(plugin), times=True)
 
 
@@ -185,47 +190,54 @@ def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _O
     trainer.fit()
     num_batches = trainer.state.clock.batch
     world_size = trainer.state.world_size
-    state = _as_saved(plugin) if plugin is not None and keeps_state(case.found) else None
+    state = _as_saved(plugin) if plugin is not None and keeps_state(case.record) else None
     state = state if _is_saved(case, trainer) else None
     return _Outcome(weights_of(trainer), records.numbers, state, num_batches, world_size)
 
 
 def _is_saved(case: Case, trainer: Trainer) -> bool:
-    """Returns whether this rank's state counts: what rank 0 keeps for all may be of no use here."""
-    return keeps_state(case.found) and (case.found.facts.state_per_rank or not trainer.state.rank)
+    """Whether this rank's state is saved: by default only rank 0's state is."""
+    is_of_this_rank = case.record.facts.state_per_rank or not trainer.state.rank
+    return keeps_state(case.record) and is_of_this_rank
 
 
-def _differing(whole: _Outcome, again: _Outcome, resumed: _Outcome) -> Iterator[str]:
+def _differing(uninterrupted: _Outcome, repeated: _Outcome, resumed: _Outcome) -> Iterator[str]:
     """Yields where the resumed run differs although two uninterrupted runs agree."""
-    if equal(whole.weights, again.weights) and not equal(whole.weights, resumed.weights):
+    is_reproducible = equal(uninterrupted.weights, repeated.weights)
+    if is_reproducible and not equal(uninterrupted.weights, resumed.weights):
         yield "ends with other weights than one in one go"
-    for at in sorted(whole.numbers.keys() | resumed.numbers.keys()):
-        first, second, third = (one.numbers.get(at) for one in (whole, again, resumed))
-        if not _difference(first, second) and _difference(first, third):
-            batch, name = at
-            yield f"logs {third} as {name!r} at batch {batch}, where one in one go logs {first}"
+    for moment in sorted(uninterrupted.numbers.keys() | resumed.numbers.keys()):
+        value = uninterrupted.numbers.get(moment)
+        resumed_value = resumed.numbers.get(moment)
+        if _difference(value, repeated.numbers.get(moment)):
+            continue
+        if _difference(value, resumed_value):
+            batch, name = moment
+            yield (
+                f"logs {resumed_value} as {name!r} at batch {batch}, where one in one go logs {value}"
+            )
             break
-    difference = _difference(whole.state, resumed.state)
-    if difference and not _difference(whole.state, again.state):
+    difference = _difference(uninterrupted.state, resumed.state)
+    if difference and not _difference(uninterrupted.state, repeated.state):
         yield f"ends with another state_dict() than one in one go: {difference}"
 
 
 def _task_is_resumed(case: Case, batch: int) -> bool:
-    """Returns whether the task by itself is resumed exactly, so that the plugin is to blame."""
+    """Whether a run without the plugin resumes exactly, so that the plugin must be the cause."""
     with case.trainer(max_duration=_DURATION) as trainer:
         trainer.fit()
-        whole = weights_of(trainer)
-    return equal(whole, _resumed(case, batch, alone=True).weights)
+        weights = weights_of(trainer)
+    return equal(weights, _resumed(case, batch, without_plugin=True).weights)
 
 
 def _advice(case: Case) -> str:
-    if not keeps_state(case.found):
+    if not keeps_state(case.record):
         return (
             "what it keeps from batch to batch belongs in state_dict() and "
             "load_state_dict(state, version)"
         )
     fix = "something that it keeps isn't in state_dict(), or doesn't come back"
-    if not case.found.facts.state_per_rank:
+    if not case.record.facts.state_per_rank:
         fix += "; where each rank keeps something else, write state_per_rank = True"
     return fix
 
@@ -237,16 +249,16 @@ def _as_saved(plugin: Any) -> Any:
         CheckpointError: it can't be saved.
     """
     tensors, skeleton = flatten(plugin.state_dict(), "state_dict()")
-    return restore(skeleton, {name: one.clone() for name, one in held(tensors).items()})
+    return restore(skeleton, {name: tensor.clone() for name, tensor in held(tensors).items()})
 
 
-def _difference(one: Any, other: Any, *, times: bool = False) -> str:
-    """Returns where two nests differ first; "" where they don't. Seconds don't count."""
-    for found in differences({"state": one}, {"state": other}, times=times):
-        if found.of_one_run == "seconds":
+def _difference(value: Any, other_value: Any, *, times: bool = False) -> str:
+    """Returns the first difference between two nests, ignoring durations; "" if there is none."""
+    for difference in differences({"state": value}, {"state": other_value}, times=times):
+        if difference.of_one_run == "seconds":
             continue
-        path = found.path.removeprefix("state").lstrip("/")
-        return f"{path or 'it'} is {found.second}, not {found.first}"
+        path = difference.path.removeprefix("state").lstrip("/")
+        return f"{path or 'it'} is {difference.second}, not {difference.first}"
     return ""
 
 
@@ -254,8 +266,8 @@ class Dies:
     """An algorithm that ends its process in the middle of a batch, as a kill does: nothing is closed.
 
     Args:
-        batch: how many are done by then; None: never, for the run that is resumed.
-        raises: what is raised instead, for a run that ends in order.
+        batch: number of batches before; None for never, in the resumed run.
+        raises: an exception to raise instead, for a run that closes.
     """
 
     name = "dies"
@@ -269,7 +281,7 @@ class Dies:
 
     @hookimpl
     def after_train_batch(self, state: State) -> None:
-        """Ends the process, or the run, when it is time."""
+        """Ends the process, or the run, after the given batch."""
         if state.clock.batch == self.batch:
             if self.raises is not None:
                 raise self.raises
@@ -277,18 +289,18 @@ class Dies:
 
 
 def fit_and_die(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Calls a function, in which `Dies` strikes, in a fork of this process.
+    """Calls a function in a fork of this process, which `Dies` has to kill.
 
     Args:
-        args, kwargs: what it is called with.
+        args, kwargs: arguments of the function.
 
     Raises:
-        AssertionError: it returned or raised; what it raised is printed.
+        AssertionError: the function returned or raised; its exception is printed.
     """
     child = os.fork()
     if not child:
         torch.set_num_threads(1)  # a fork has none of the threads of the pool
-        gc.freeze()  # garbage of the parent may need its threads to go
+        gc.freeze()  # collecting the parent's garbage may wait for its threads
         try:
             fit(*args, **kwargs)
         except BaseException:  # noqa: BLE001  nothing else prints it
@@ -302,21 +314,21 @@ def fit_and_die(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:
-    """Reads the newest checkpoint of the run that an `isolated_trainer` has in a folder."""
+    """Reads the newest checkpoint of an `isolated_trainer`'s run in a folder."""
     return read_checkpoint(max((folder / "run" / "checkpoints").glob("ba*")))
 
 
 class KilledRuns:
-    """Runs of one kind: one in one go, and others that are killed, resumed and compared with it.
+    """Compares runs that are killed and resumed with an uninterrupted run.
 
     Args:
         fit: trains in a folder with `Dies(batch)` among the algorithms: `fit(folder, batch, *args)`.
-        folder: of the run in one go, which is trained at once.
-        args: what `fit` is called with beside.
+        folder: folder of the uninterrupted run, which is trained immediately.
+        args: further arguments of `fit`.
 
     Attributes:
         folder, args: as given.
-        whole: the last checkpoint of the run in one go.
+        whole: the last checkpoint of the uninterrupted run.
     """
 
     def __init__(self, fit: Callable[..., object], folder: Path, *args: Any) -> None:
@@ -329,14 +341,14 @@ class KilledRuns:
     def differing(
         self, folder: Path, *batches: int, forget: Callable[[dict[str, Any]], object] | None = None
     ) -> list[ValueDifference]:
-        """Kills a run at batches, resumes it each time, and in the end without a kill.
+        """Kills a run at the given batches, resumes it each time, and finishes it without a kill.
 
         Args:
-            folder: of that run.
-            forget: takes something out of the parts of its last checkpoint before the end.
+            folder: folder of that run.
+            forget: removes something from the parts of its last checkpoint before the last resume.
 
         Returns:
-            What differs between its last checkpoint and that of the run in one go.
+            The differences between its last checkpoint and the uninterrupted run's.
         """
         for batch in batches:
             fit_and_die(self._fit, folder, batch, *self.args)

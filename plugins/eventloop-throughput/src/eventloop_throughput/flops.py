@@ -1,8 +1,8 @@
 """The operations of a model, counted from inside its forward pass.
 
 Counted are the products of matrices, convolutions and attention that torch's flop counter knows,
-a multiplication and an addition as two. By the usual convention a backward pass takes twice what
-its forward pass takes, and what is computed a second time to save memory doesn't count.
+a multiplication and an addition as two. By the usual convention a backward pass counts as twice its
+forward pass, and recomputation that saves memory doesn't count.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ForwardFlops:
     """Knows the operations of forward passes by the shapes of their inputs.
 
     The first pass with inputs of new shapes is counted, which costs some microseconds an operation;
-    those after it are looked up. Where the shapes never end, as with text of any length, later ones
-    count in proportion to the number of entries.
+    later passes are looked up. If shapes never repeat, as with text of any length, passes from some
+    number on are estimated in proportion to the number of entries.
     """
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class ForwardFlops:
 class _Count:
     """Counts while a model, or a part of it, computes its outputs: between hooks of its modules.
 
-    Only there calls nest. A mode that is entered at one event and left at another would be in the
-    way of those that others enter in between.
+    Only there calls nest. A mode entered at one event and left at another would conflict with modes
+    that other code enters between the two.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -128,7 +128,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def is_compiled(model: nn.Module) -> bool:
     """Returns whether a part of a model is compiled, so that its operations can't be seen.
 
-    By what `torch.compile` and `Module.compile` leave, which has no public name (torch 2.13).
+    Detected by attributes of `torch.compile` and `Module.compile` without public names (torch 2.13).
     """
     return any(
         isinstance(module, torch._dynamo.OptimizedModule)
@@ -145,7 +145,7 @@ def shapes_of(inputs: Any) -> Shapes:
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     if isinstance(inputs, Sequence):
-        return tuple(tuple(one.shape) for one in inputs if isinstance(one, Tensor))
+        return tuple(tuple(value.shape) for value in inputs if isinstance(value, Tensor))
     return ()
 
 

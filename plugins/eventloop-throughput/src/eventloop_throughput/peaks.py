@@ -42,15 +42,15 @@ _KINDS = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "fp32"}
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """Returns what a device can compute at most, in TFLOP/s; None where it isn't known.
+    """Returns the peak rate of a device in TFLOP/s; None if unknown.
 
     Args:
-        device_name: as `torch.get_device_module().get_device_name` gives it.
+        device_name: from `torch.get_device_module().get_device_name`.
         precision: fp32, tf32, bf16 or fp16.
     """
     words = set(re.split(r"[^0-9A-Za-z]+", device_name))
-    found = [key for key in PEAKS if words.issuperset(key)]
-    if not found:
+    keys = [key for key in PEAKS if words.issuperset(key)]
+    if not keys:
         return None
-    peak: float = getattr(PEAKS[max(found, key=len)], _KINDS[precision])
+    peak: float = getattr(PEAKS[max(keys, key=len)], _KINDS[precision])
     return peak

@@ -1,4 +1,4 @@
-"""The plugin: when the time is taken, and what is logged."""
+"""The plugin: measures time and operations, and logs rates."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Throughput:
 
     Args:
         window: how many of the latest batches the numbers are of.
-        peak_tflops: what the device can compute at most in the run's precision, in TFLOP/s, for
+        peak_tflops: the peak rate of the device in the run's precision, in TFLOP/s, for
             MFU; not set: known for common GPUs.
         gflops_per_sample: floating-point operations of a sample's forward and backward pass, in
             GFLOP; not set: counted, but not under `compile`.
-        gflops_per_token: likewise of a token that the task counts; of a language model about 6e-9
+        gflops_per_token: likewise of a token that the task counts; for a language model about 6e-9
             times the number of parameters.
 
     Raises:
         TypeError: a value is not a number.
-        ValueError: it isn't a positive one, `window` is less than one batch, or both are given.
+        ValueError: a value isn't positive, `window` is less than one batch, or both GFLOP options are given.
     """
 
     def __init__(
@@ -109,17 +109,17 @@ class Throughput:
 
     @hookimpl
     def epoch_start(self, state: StateView) -> None:
-        """Takes the time: what comes next is the wait for data."""
+        """Starts the time of waiting for data."""
         self._since = time.perf_counter()
 
     @hookimpl
     def should_stop(self, state: StateView) -> None:
-        """Takes the time after evaluation and saving; has no opinion."""
+        """Starts the time of waiting for data after evaluation and saving; never asks for a stop."""
         self._since = time.perf_counter()
 
     @hookimpl
     def after_dataloader(self, state: StateView) -> None:
-        """Takes the time: the batch is there."""
+        """Ends the time of waiting for data."""
         self._there_at = time.perf_counter()
 
     @hookimpl
@@ -137,7 +137,7 @@ class Throughput:
     @hookimpl
     def batch_end(self, state: StateView) -> None:
         """Adds the batch to the window; logs, if it is time."""
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         clock = state.clock
         flops = self._flops
         self._flops = 0.0
@@ -145,7 +145,7 @@ class Throughput:
             flops = 1e9 * self.gflops_per_sample * state.count.samples
         elif self.gflops_per_token is not None:
             flops = 1e9 * self.gflops_per_token * state.count.tokens
-        seconds = now - self._since
+        seconds = now_s - self._since
         wait_s = self._there_at - self._since
         if not self._is_first:  # it waits for workers to start
             self._waits.add(TRAIN_DATA, wait_s, seconds)
@@ -165,23 +165,23 @@ class Throughput:
 
     @hookimpl
     def eval_start(self, state: StateView) -> None:
-        """Takes the time: what comes next is the wait for the set's first batch."""
+        """Starts the time of waiting for the set's first batch."""
         self._eval_start = self._eval_since = time.perf_counter()
         self._eval_wait_s = 0.0
 
     @hookimpl
     def eval_batch_start(self, state: StateView) -> None:
-        """Takes the time: the batch is there."""
+        """Ends the time of waiting for a batch of the set."""
         self._eval_wait_s += time.perf_counter() - self._eval_since
 
     @hookimpl
     def eval_batch_end(self, state: StateView) -> None:
-        """Takes the time: what comes next is the wait for data."""
+        """Starts the time of waiting for the set's next batch."""
         self._eval_since = time.perf_counter()
 
     @hookimpl
     def eval_end(self, state: StateView) -> None:
-        """Adds up what the set took."""
+        """Adds the waiting and total time of the set."""
         assert state.eval_name is not None
         seconds = time.perf_counter() - self._eval_start
         self._waits.add(state.eval_name, self._eval_wait_s, seconds)
@@ -196,7 +196,7 @@ class Throughput:
 
     @hookimpl(rank_zero=True)
     def training_end(self, state: StateView) -> None:
-        """Writes a note to stderr if the run waited long for data, naming what it waited for."""
+        """Writes a note to stderr if the run waited long for data, naming the data loaders."""
         dataloaders = {TRAIN_DATA: state.train_dataloader, **state.eval_dataloaders}
         line = self._waits.advice(dataloaders, is_host=kind_of(state.device).is_host)
         if line:
@@ -219,7 +219,8 @@ class Throughput:
         }
         if total.tokens:
             numbers["tokens_per_s"] = total.tokens / total.seconds
-        if total.flops:  # none are seen of a scripted model, or one without products
+        # none are counted in a scripted model, or one without products of matrices
+        if total.flops:
             numbers["tflops"] = total.flops / total.seconds / 1e12
             if self._peak_tflops is not None:
                 numbers["mfu"] = numbers["tflops"] / self._peak_tflops

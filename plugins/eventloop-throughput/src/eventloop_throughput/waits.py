@@ -1,4 +1,4 @@
-"""How long the loop waited for each kind of data, and what to try where that is long."""
+"""How long the loop waited for each data loader, and advice if it was long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_S = 1.0
 
 @dataclass
 class Wait:
-    """What one data loader took.
+    """The times of one data loader.
 
     Attributes:
         wait_s: until batches were there.
@@ -37,9 +37,9 @@ class Waits:
 
     def add(self, source: str, wait_s: float, seconds: float) -> None:
         """Takes in a batch, or an evaluation."""
-        one = self.by_source.setdefault(source, Wait())
-        one.wait_s += wait_s
-        one.seconds += seconds
+        wait = self.by_source.setdefault(source, Wait())
+        wait.wait_s += wait_s
+        wait.seconds += seconds
 
     def advice(self, dataloaders: Mapping[str, Any], *, is_host: bool) -> str:
         """Returns a line about the data that were waited for longest; "" if none were for long.
@@ -48,25 +48,25 @@ class Waits:
 
         Args:
             dataloaders: by the sources' names.
-            is_host: whether the loop's own device computes: another one may have been busy meanwhile.
+            is_host: whether the loop's own device computes: a separate device may have computed meanwhile.
         """
         long = {
-            name: one
-            for name, one in self.by_source.items()
-            if one.frac > _LEAST_FRAC and one.wait_s > _LEAST_S
+            name: wait
+            for name, wait in self.by_source.items()
+            if wait.frac > _LEAST_FRAC and wait.wait_s > _LEAST_S
         }
         if not long:
             return ""
         ordered = sorted(long, key=lambda name: long[name].wait_s, reverse=True)
-        parts = [
+        listed = [
             f"{long[name].wait_s:,.1f} s ({long[name].frac:.0%}) for {name}" for name in ordered
         ]
         busy = "" if is_host else ", in which the device may have been busy"
-        return f"waited {' and '.join(parts)}{busy}; try {_to_try(dataloaders.get(ordered[0]))}"
+        return f"waited {' and '.join(listed)}{busy}; try {_to_try(dataloaders.get(ordered[0]))}"
 
 
 def _to_try(dataloader: Any) -> str:
-    """Returns what could make a data loader faster."""
+    """Returns a change that could make a data loader faster."""
     num_workers = getattr(dataloader, "num_workers", None)
     if num_workers is None:
         return "to prepare batches in the background: a DataLoader with num_workers"

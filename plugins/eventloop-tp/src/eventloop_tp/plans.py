@@ -23,7 +23,7 @@ REPLICATED = "replicated"
 SUMMED = "replicated_summed"
 DROPOUT = "dropout"
 STYLES = (COLWISE, GATHERED, ROWWISE, SEQUENCE, REPLICATED, SUMMED, DROPOUT)
-# What transformers calls them.
+# Names in transformers' plans for the same styles.
 _ALSO = {
     "colwise_rep": GATHERED,
     "embedding_rowwise": ROWWISE,
@@ -61,9 +61,9 @@ class Placed(NamedTuple):
 
 
 def plan_of(model: nn.Module) -> dict[str, str]:
-    """Returns the plan that a model has of its own: `tp_plan`, as transformers has it; or {}."""
-    found = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
-    return dict(found) if isinstance(found, Mapping) else {}
+    """Returns the model's own plan, its attribute `tp_plan` as in transformers; {} if it has none."""
+    plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    return dict(plan) if isinstance(plan, Mapping) else {}
 
 
 def resolved(
@@ -98,50 +98,50 @@ def resolved(
             )
         styles |= dict.fromkeys(names, style)
     placed = [Placed(name, modules[name], style) for name, style in styles.items()]
-    for one in placed:
-        _require_divisible(one, size)
+    for entry in placed:
+        _require_divisible(entry, size)
     _require_heads(model, placed, size)
     _require_tied_alike(model, placed)
     return placed
 
 
 def missing(model: nn.Module, placed: list[Placed]) -> list[str]:
-    """Returns the names of the modules with parameters of their own that a plan leaves out."""
-    known = {id(one.module) for one in placed if one.style != DROPOUT}
+    """Returns the names of the modules that have parameters themselves, but aren't in the plan."""
+    planned = {id(entry.module) for entry in placed if entry.style != DROPOUT}
     return [
         name or "the model itself"
-        for name, one in model.named_modules()
-        if id(one) not in known and next(one.parameters(recurse=False), None) is not None
+        for name, module in model.named_modules()
+        if id(module) not in planned and next(module.parameters(recurse=False), None) is not None
     ]
 
 
-def _require_divisible(one: Placed, size: int) -> None:
-    if one.style in (COLWISE, GATHERED, ROWWISE) and not isinstance(
-        one.module, nn.Linear | nn.Embedding
+def _require_divisible(entry: Placed, size: int) -> None:
+    if entry.style in (COLWISE, GATHERED, ROWWISE) and not isinstance(
+        entry.module, nn.Linear | nn.Embedding
     ):
         raise SettingError(
-            f"plan: {one.name!r} is {one.style}, but of class {type(one.module).__name__}; only "
+            f"plan: {entry.name!r} is {entry.style}, but of class {type(entry.module).__name__}; only "
             "nn.Linear and nn.Embedding can be divided",
             fix="name the linear layers in it, or leave it out",
         )
-    for param, tensor in one.module.named_parameters(recurse=False):
-        dim = one.dim_of(param)
+    for param, tensor in entry.module.named_parameters(recurse=False):
+        dim = entry.dim_of(param)
         if dim is not None and tensor.shape[dim] % size:
             raise SettingError(
-                f"size={size}: {one.name}.{param} is {tuple(tensor.shape)}, and {tensor.shape[dim]} "
+                f"size={size}: {entry.name}.{param} is {tuple(tensor.shape)}, and {tensor.shape[dim]} "
                 f"can't be divided by {size}",
                 fix="take a size that divides it, or leave the module out of the plan",
             )
 
 
 def _require_heads(model: nn.Module, placed: list[Placed], size: int) -> None:
-    divided = {one.name.rpartition(".")[0] for one in placed if one.style == COLWISE}
+    divided = {entry.name.rpartition(".")[0] for entry in placed if entry.style == COLWISE}
     for name, module in model.named_modules():
         if name not in divided or not name:
             continue
         config = getattr(module, "config", None)
         for heads in _HEADS:
-            # Those of a configuration are of its attention.
+            # A configuration's number of heads describes attention modules, not other modules.
             num = getattr(module, heads, None)
             if num is None and "att" in type(module).__name__.lower():
                 num = getattr(config, heads, None)
@@ -153,22 +153,22 @@ def _require_heads(model: nn.Module, placed: list[Placed], size: int) -> None:
 
 
 def _require_tied_alike(model: nn.Module, placed: list[Placed]) -> None:
-    styles = {id(one.module): one for one in placed}
-    places: dict[int, tuple[str, int | None]] = {}
+    entries = {id(entry.module): entry for entry in placed}
+    first_uses: dict[int, tuple[str, int | None]] = {}
     for name, module, param, tensor in owners(model):
-        one = styles.get(id(module), Placed(name, module, REPLICATED))
-        at = f"{name}.{param}".lstrip("."), one.dim_of(param)
-        before, dim = places.setdefault(id(tensor), at)
-        if dim != at[1]:
+        entry = entries.get(id(module), Placed(name, module, REPLICATED))
+        use = f"{name}.{param}".lstrip("."), entry.dim_of(param)
+        first_use, dim = first_uses.setdefault(id(tensor), use)
+        if dim != use[1]:
             raise SettingError(
-                f"plan: {before} and {at[0]} are one parameter, but the plan divides them differently",
+                f"plan: {first_use} and {use[0]} are one parameter, but the plan divides them differently",
                 fix="an embedding that is rowwise goes with a linear layer that is colwise; or leave "
                 "both out",
             )
 
 
 def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Yields the name of each module, the module, and each parameter of its own by name; tied ones, too."""
+    """Yields the module's name, the module, the parameter's name and the parameter; tied ones repeatedly."""
     for name, module in model.named_modules():
         for param, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
             yield name, module, param, tensor

@@ -1,4 +1,4 @@
-"""The plugin: where ranks come to share layers, and what they do together."""
+"""The plugin: divides the layers over ranks, and does the parts of training that this changes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from eventloop_tp.plans import (
     resolved,
 )
 
-# Their steps flatten DTensors, or write into them what has another placement (torch 2.13).
+# Their steps flatten DTensors, or write values of other placements into them (torch 2.13).
 _CANT_STEP = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
 
 
 class Tp:
     """Divides the matrices of each layer over ranks that follow each other and share their samples.
 
-    The weights that come out are those of one process. With eventloop-fsdp each rank's part is
-    sharded over the ranks with other samples.
+    The trained weights equal those of one process. With eventloop-fsdp each rank's part is sharded
+    over the ranks with other samples.
 
     Args:
-        size: over how many ranks each layer is divided; it has to divide the number of ranks, and
-            what it divides, heads of attention included. 1: none is.
+        size: over how many ranks each layer is divided; it has to divide the number of ranks, the
+            divided dimensions, and the number of attention heads. 1: no layer is divided.
         plan: patterns of the names of modules, `blocks.*.mlp.up`, each with its style: colwise, rowwise,
             colwise_gather_output, sequence, replicated, replicated_summed, dropout. Not set: the
             model's own, its attribute `tp_plan`, which models of transformers have.
-        sequence: whether what lies between the divided layers, norms and dropout, is divided along the
+        sequence: whether the modules between the divided layers, norms and dropout, are divided along the
             sequence, dimension 1 of a batch; the plan has to name every module with parameters.
         loss_parallel: whether the outputs of the last layer stay divided for the loss, which is
             `torch.nn.functional.cross_entropy`.
@@ -95,8 +95,8 @@ class Tp:
         from eventloop_tp.styles import divide  # it takes a second to import
 
         self._require_usable(state)
-        own = plan_of(state.model)
-        plan = own if self.plan is None else self.plan
+        own_plan = plan_of(state.model)
+        plan = own_plan if self.plan is None else self.plan
         if not plan:
             raise SettingError(
                 f"plan is not set, and {type(state.model).__name__} has no tp_plan of its own",
@@ -105,9 +105,9 @@ class Tp:
             )
         placed = resolved(state.model, plan, self.size, is_own=self.plan is None)
         placed += self._dropouts(state.model, placed)
-        if self.sequence and (left := missing(state.model, placed)):
+        if self.sequence and (left_out := missing(state.model, placed)):
             raise SettingError(
-                f"sequence: the plan leaves out {', '.join(left[:5])}, {counted(len(left), 'module')} "
+                f"sequence: the plan leaves out {', '.join(left_out[:5])}, {counted(len(left_out), 'module')} "
                 "with parameters",
                 fix="give norms the style sequence, embeddings and the last layer theirs, and "
                 "what computes on whole sequences `replicated`",
@@ -159,28 +159,28 @@ class Tp:
                 fix="give cross_entropy as it is, without label smoothing or weights, or leave "
                 "tp.loss_parallel out",
             ) from error
-        one = sharded(loss)
-        return loss if one is None else one.full_tensor()
+        sharded_loss = sharded(loss)
+        return loss if sharded_loss is None else sharded_loss.full_tensor()
 
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
-        """Adds up, after the last one of a batch, what ranks have of gradients that all hold."""
+        """Sums, after the last microbatch of a batch, the partial gradients of parameters that all ranks hold."""
         with self._divided_loss():
-            done = yield
+            is_done = yield
         if self._is_dividing and state.microbatch_idx == state.num_microbatches - 1:
             from eventloop_tp.styles import add_up_gradients
 
             add_up_gradients([*state.model.parameters()])
-        return done
+        return is_done
 
     @hookimpl(wrapper=True)
     def eval_forward(self, state: State) -> Generator[None, Any, Any]:
-        """Makes whole what stays divided for the loss."""
+        """Gathers the outputs, which stay divided for the loss."""
         return _whole((yield)) if self.loss_parallel else (yield)
 
     @hookimpl(wrapper=True)
     def predict_forward(self, state: State) -> Generator[None, Any, Any]:
-        """Makes whole what stays divided for the loss."""
+        """Gathers the outputs, which stay divided for the loss."""
         return _whole((yield)) if self.loss_parallel else (yield)
 
     def _divided_loss(self) -> AbstractContextManager[Any]:
@@ -210,14 +210,14 @@ class Tp:
                 fix="leave compile out, or " + switch_off("tp"),
             )
         if self.sequence and any(
-            one.__module__.startswith("transformers.") for one in type(state.model).__mro__
+            cls.__module__.startswith("transformers.") for cls in type(state.model).__mro__
         ):
             raise SettingError(
                 f"sequence isn't possible with {type(state.model).__name__}: models of transformers take "
                 "the length of a sequence from what is divided then",
                 fix="leave tp.sequence out",
             )
-        if any(one.is_meta for one in state.model.parameters()):
+        if any(param.is_meta for param in state.model.parameters()):
             raise SettingError(
                 "fsdp.meta isn't possible with tp, which divides weights that are there",
                 fix="leave fsdp.meta out, or " + switch_off("tp"),
@@ -225,19 +225,19 @@ class Tp:
 
     def _dropouts(self, model: nn.Module, placed: list[Placed]) -> list[Placed]:
         """Returns the dropouts between divided layers: with `sequence` all of them are."""
-        known = {id(one.module) for one in placed}
+        planned = {id(entry.module) for entry in placed}
         kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
         return [
-            Placed(name, one, DROPOUT)
-            for name, one in model.named_modules()
-            if self.sequence and isinstance(one, kinds) and id(one) not in known
+            Placed(name, module, DROPOUT)
+            for name, module in model.named_modules()
+            if self.sequence and isinstance(module, kinds) and id(module) not in planned
         ]
 
     def _last(self, placed: list[Placed]) -> str:
         last = [
-            one.name
-            for one in placed
-            if one.style == GATHERED and isinstance(one.module, nn.Linear)
+            entry.name
+            for entry in placed
+            if entry.style == GATHERED and isinstance(entry.module, nn.Linear)
         ]
         if not last:
             raise SettingError(
@@ -247,22 +247,23 @@ class Tp:
         return last[-1]
 
     def _about(self, placed: list[Placed]) -> str:
-        divided = [one for one in placed if one.style in (COLWISE, GATHERED, ROWWISE)]
-        apart = [one for one in placed if one.style == DROPOUT]
+        divided = [entry for entry in placed if entry.style in (COLWISE, GATHERED, ROWWISE)]
+        with_own_draws = [entry for entry in placed if entry.style == DROPOUT]
         text = f"{counted(len(divided), 'layer')} divided over {self.size} ranks"
         text += ", sequences too" if self.sequence else ""
-        if apart:
-            return f"{text}; {counted(len(apart), 'module')} draw other random numbers on each"
+        if with_own_draws:
+            return f"{text}; {counted(len(with_own_draws), 'module')} draw other random numbers on each"
         return f"{text}; all draw the same random numbers"
 
 
 def _whole(outputs: Any) -> Any:
     def of(tensor: Tensor) -> Tensor:
-        one = sharded(tensor)
-        return tensor if one is None else one.full_tensor()
+        divided = sharded(tensor)
+        return tensor if divided is None else divided.full_tensor()
 
     if not isinstance(outputs, dict):
         return map_tensors(of, outputs)
-    for name, one in outputs.items():  # in place: what transformers returns has attributes, too
-        outputs[name] = map_tensors(of, one)
+    # in place: an output of transformers is a mapping whose class would be lost
+    for name, value in outputs.items():
+        outputs[name] = map_tensors(of, value)
     return outputs

@@ -53,20 +53,22 @@ def divide(
 
     Args:
         placed: as `eventloop_tp.resolved` returns it.
-        mesh: of one dimension.
-        sequence: whether what lies between the divided layers is divided along dimension 1.
+        mesh: one-dimensional.
+        sequence: whether the modules between the divided layers are divided along dimension 1.
         keeps: the name of the layer whose outputs stay DTensors, sharded along the last dimension.
     """
-    places: dict[int, list[tuple[nn.Module, str, bool]]] = {}
+    uses: dict[int, list[tuple[nn.Module, str, bool]]] = {}
     for _, module, name, param in owners(model):
-        places.setdefault(id(param), []).append((module, name, param.requires_grad))
-    for one in placed:
-        style = _style(one, sequence=sequence, keeps=one.name == keeps)
+        uses.setdefault(id(param), []).append((module, name, param.requires_grad))
+    for entry in placed:
+        style = _style(entry, sequence=sequence, keeps=entry.name == keeps)
         if style is not None:
-            parallelize_module(one.module, mesh, style)
-        if sequence and isinstance(one.module, nn.Embedding):
-            one.module.register_forward_pre_hook(partial(_require_even, mesh.size()), prepend=True)
-    summed = {id(one.module) for one in placed if one.style == SUMMED}
+            parallelize_module(entry.module, mesh, style)
+        if sequence and isinstance(entry.module, nn.Embedding):
+            entry.module.register_forward_pre_hook(
+                partial(_require_even, mesh.size()), prepend=True
+            )
+    summed = {id(entry.module) for entry in placed if entry.style == SUMMED}
     depth = [0]
     _count(model, depth)
     for _, module, name, param in [*owners(model)]:
@@ -74,34 +76,39 @@ def divide(
             spread = distribute_tensor(param.detach(), mesh, [Replicate()])
             module.register_parameter(name, nn.Parameter(spread))
             if "_tp" not in module.__dict__:
-                module.__dict__["_tp"] = depth, Partial() if id(module) in summed else Replicate()
+                module.__dict__["_tp"] = (
+                    depth,
+                    Partial() if id(module) in summed else Replicate(),
+                )
                 module.__class__ = _with_locals(module.__class__)  # type: ignore[arg-type]
                 _count(module, depth)
-    for (first, name, is_trained), *others in places.values():
-        made = first.get_parameter(name)
-        made.requires_grad = is_trained
-        for module, other, _ in others:
-            module.register_parameter(other, made)
-    for one in placed:
-        if one.style == DROPOUT:
-            draw_apart(one.module, mesh.get_local_rank())
+    for (owner, name, is_trained), *tied in uses.values():
+        tied_param = owner.get_parameter(name)
+        tied_param.requires_grad = is_trained
+        for tied_module, tied_name, _ in tied:
+            tied_module.register_parameter(tied_name, tied_param)
+    for entry in placed:
+        if entry.style == DROPOUT:
+            draw_apart(entry.module, mesh.get_local_rank())
 
 
-def _style(one: Placed, *, sequence: bool, keeps: bool) -> ParallelStyle | None:
+def _style(entry: Placed, *, sequence: bool, keeps: bool) -> ParallelStyle | None:
     between: Placement = Shard(1) if sequence else Replicate()
-    is_embedding = isinstance(one.module, nn.Embedding)
-    given = Replicate() if is_embedding else between
-    if one.style == COLWISE or keeps:
-        out = between if is_embedding else Shard(-1)
-        return ColwiseParallel(input_layouts=given, output_layouts=out, use_local_output=not keeps)
-    if one.style == GATHERED:
-        return ColwiseParallel(input_layouts=given, output_layouts=Replicate())
-    if one.style == ROWWISE:
-        taken = Replicate() if is_embedding else Shard(-1)
-        return RowwiseParallel(input_layouts=taken, output_layouts=between)
-    if one.style == SEQUENCE:
+    is_embedding = isinstance(entry.module, nn.Embedding)
+    input_layout = Replicate() if is_embedding else between
+    if entry.style == COLWISE or keeps:
+        output_layout = between if is_embedding else Shard(-1)
+        return ColwiseParallel(
+            input_layouts=input_layout, output_layouts=output_layout, use_local_output=not keeps
+        )
+    if entry.style == GATHERED:
+        return ColwiseParallel(input_layouts=input_layout, output_layouts=Replicate())
+    if entry.style == ROWWISE:
+        input_layout = Replicate() if is_embedding else Shard(-1)
+        return RowwiseParallel(input_layouts=input_layout, output_layouts=between)
+    if entry.style == SEQUENCE:
         return SequenceParallel(use_local_output=True)
-    if one.style == REPLICATED and is_embedding and sequence:
+    if entry.style == REPLICATED and is_embedding and sequence:
         return _Split()
     return None
 
@@ -110,13 +117,13 @@ class _Split(ParallelStyle):
     """An embedding that every rank has whole, and whose outputs are divided along dimension 1."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def taken(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        def wrap_input(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
             return DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
 
-        def given(_: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
+        def divide_output(_: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
             return outputs.redistribute(placements=[Shard(1)]).to_local()
 
-        return distribute_module(module, device_mesh, None, taken, given)
+        return distribute_module(module, device_mesh, None, wrap_input, divide_output)
 
 
 def _require_even(size: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -138,18 +145,18 @@ def _with_locals(kind: type[nn.Module]) -> type[nn.Module]:
     """
 
     def attribute(self: nn.Module, name: str) -> Any:
-        found = kind.__getattr__(self, name)
-        one = sharded(found)
+        value = kind.__getattr__(self, name)
+        sharded_value = sharded(value)
         depth, grads = self.__dict__["_tp"]
-        # Sharded by FSDP as well, it isn't what computes.
-        if one is None or not depth[0] or one.device_mesh.ndim > 1:
-            return found
-        return one.to_local(grad_placements=[grads])
+        # FSDP, which adds a mesh dimension, gathers the parameter itself.
+        if sharded_value is None or not depth[0] or sharded_value.device_mesh.ndim > 1:
+            return value
+        return sharded_value.to_local(grad_placements=[grads])
 
     members = {"__getattr__": attribute, "__module__": kind.__module__}
-    made = type(kind.__name__, (kind,), members)
-    made.__qualname__ = kind.__qualname__
-    return made
+    cls = type(kind.__name__, (kind,), members)
+    cls.__qualname__ = kind.__qualname__
+    return cls
 
 
 def _count(module: nn.Module, depth: list[int]) -> None:
@@ -197,25 +204,32 @@ def draw_apart(module: nn.Module, number: int) -> None:
 
 
 def add_up_gradients(params: Sequence[Tensor]) -> None:
-    """Completes gradients that are partial sums over the ranks, with one all-reduce a dimension."""
+    """Completes gradients that are partial sums over the ranks, with one all-reduce for each mesh dimension."""
     partial: list[tuple[Tensor, Any]] = []
     for param in params:
         grad = sharded(param.grad)
-        if grad is not None and any(one.is_partial() for one in grad.placements):
+        if grad is not None and any(placement.is_partial() for placement in grad.placements):
             partial.append((param, grad))
     values = [grad.to_local() for _, grad in partial]
     groups = [
         tuple(
             grad.device_mesh.get_group(idx)
-            for idx, at in enumerate(grad.placements)
-            if at.is_partial()
+            for idx, placement in enumerate(grad.placements)
+            if placement.is_partial()
         )
         for _, grad in partial
     ]
     sum_over_(values, groups)
     for (param, grad), value in zip(partial, values, strict=True):
-        places = [Replicate() if one.is_partial() else one for one in grad.placements]
-        whole = DTensor.from_local(
-            value, grad.device_mesh, places, run_check=False, shape=grad.shape, stride=grad.stride()
+        placements = [
+            Replicate() if placement.is_partial() else placement for placement in grad.placements
+        ]
+        full_grad = DTensor.from_local(
+            value,
+            grad.device_mesh,
+            placements,
+            run_check=False,
+            shape=grad.shape,
+            stride=grad.stride(),
         )
-        param.grad = whole
+        param.grad = full_grad

@@ -1,4 +1,4 @@
-"""The plugin: it takes the time of each call, and writes file and table when the trainer is closed."""
+"""The plugin: measures each call, and writes file and table when the trainer is closed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """Takes the time of each call of every plugin, the core's and the task's too.
+    """Measures each call of every plugin, the core's and the task's too.
 
-    Each rank writes its file, `trace.json` or `trace.rank1.json` in the run's folder; the first one
+    Each rank writes a file, `trace.json` or `trace.rank1.json` in the run's folder; the first one
     prints the table.
 
     Args:
         max_spans: how many the file has; the table counts all.
 
     Attributes:
-        spans: what was measured so far.
+        spans: the spans measured so far.
         path: of the file; None before it is written.
     """
 
@@ -43,7 +43,7 @@ class Trace:
     def around_calls(
         self, plugin: str, hook: str, state: StateView
     ) -> AbstractContextManager[None]:
-        """Returns what takes the time of a call."""
+        """Returns a context manager that measures a call."""
         return self.spans.taken(plugin, hook, state.clock)
 
     @hookimpl
@@ -75,8 +75,8 @@ class Trace:
         rows = [self.spans.columns, *self.spans.rows()]
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        where = f"{self.path}; open it in https://ui.perfetto.dev"
-        lines.append(f"trace: {len(self.spans.first)} spans in {where}")
-        if more := self.spans.num_left_out:
-            lines.append(f"trace: {more} more are in the table, but not in the file")
+        place = f"{self.path}; open it in https://ui.perfetto.dev"
+        lines.append(f"trace: {len(self.spans.first)} spans in {place}")
+        if num_left_out := self.spans.num_left_out:
+            lines.append(f"trace: {num_left_out} more are in the table, but not in the file")
         return lines

@@ -1,4 +1,4 @@
-"""Spans: every call of every hook with its time, and whose time a run was.
+"""Spans: every call of every hook with its time, and the total time of each plugin.
 
 Spans measure the host. A hook that starts work on the device is short; one that waits is long.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """One call of one implementation; wrappers enclose what they wrap.
+    """One call of one implementation; a wrapper's span includes the spans of the calls it wraps.
 
     Args:
         start_ns, duration_ns: by the host's clock, from the beginning of the trace.
@@ -36,10 +36,10 @@ class Span(NamedTuple):
 
 @dataclass
 class Share:
-    """What one plugin's implementation of one hook took.
+    """The time of one plugin's implementation of one hook.
 
     Args:
-        own_ns: without the spans that its own enclose.
+        own_ns: without the spans inside its own.
     """
 
     plugin: str
@@ -49,7 +49,7 @@ class Share:
 
 
 class Spans:
-    """The spans of a run, and what each implementation took.
+    """The spans of a run, and the time of each implementation.
 
     Args:
         max_spans: how many are kept for the file, which is slow to open in any viewer where it has
@@ -73,7 +73,7 @@ class Spans:
 
     @contextmanager
     def taken(self, plugin: str, hook: str, clock: Clock) -> Iterator[None]:
-        """Takes the time of what it encloses."""
+        """Measures the time of the block."""
         epoch = clock.epoch
         batch = clock.batch
         if not self._shares:
@@ -97,33 +97,35 @@ class Spans:
                 self.num_left_out += 1
 
     def shares(self) -> list[Share]:
-        """Returns what each implementation took, the largest first."""
-        return sorted(self._shares.values(), key=lambda one: (-one.own_ns, one.plugin, one.hook))
+        """Returns the time of each implementation, the longest first."""
+        return sorted(
+            self._shares.values(), key=lambda share: (-share.own_ns, share.plugin, share.hook)
+        )
 
     def rows(self) -> Iterator[Sequence[str]]:
         """Yields the table's rows; the shares of all rows add up to the run so far.
 
-        What is below a thousandth of the run is added up in one row.
+        Implementations below a thousandth of the run are summed in one row.
         """
         whole_ns = time.perf_counter_ns() - self._began_ns
         outside_ns = whole_ns - self._enclosed_ns[0]
         num_batches = max(self._batches[1] - self._batches[0], 1)
         shares = self.shares()
-        small = [one for one in shares if one.own_ns < whole_ns / 1000]
+        small = [share for share in shares if share.own_ns < whole_ns / 1000]
         if len(small) > 1:
-            calls = sum(one.calls for one in small)
-            own_ns = sum(one.own_ns for one in small)
+            calls = sum(share.calls for share in small)
+            own_ns = sum(share.own_ns for share in small)
             others = Share("", f"{len(small)} others, below 0.1 % each", calls, own_ns)
             shares = [*shares[: len(shares) - len(small)], others]
-        for one in [*shares, Share("", "outside of hooks", 0, outside_ns)]:
+        for share in [*shares, Share("", "outside of hooks", 0, outside_ns)]:
             yield (
-                one.plugin,
-                one.hook,
-                str(one.calls) if one.calls else "",
-                f"{one.own_ns / one.calls / 1e6:.3f}" if one.calls else "",
-                f"{one.own_ns / num_batches / 1e6:.3f}",
-                f"{one.own_ns / 1e9:.3f}",
-                f"{one.own_ns / whole_ns:.1%}",
+                share.plugin,
+                share.hook,
+                str(share.calls) if share.calls else "",
+                f"{share.own_ns / share.calls / 1e6:.3f}" if share.calls else "",
+                f"{share.own_ns / num_batches / 1e6:.3f}",
+                f"{share.own_ns / 1e9:.3f}",
+                f"{share.own_ns / whole_ns:.1%}",
             )
 
     def write(self, path: Path, rank: int) -> None:
@@ -131,13 +133,13 @@ class Spans:
 
         Source: Trace Event Format, Google, section "Complete Events".
         """
-        place = {"pid": os.getpid(), "tid": threading.get_native_id()}
+        thread = {"pid": os.getpid(), "tid": threading.get_native_id()}
         name = {"name": f"eventloop, rank {rank}"}
         with path.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            file.write(json.dumps({"ph": "M", "name": "process_name", **place, "args": name}))
-            for span in sorted(self.first, key=lambda one: (one.start_ns, -one.duration_ns)):
-                file.write(",\n" + json.dumps(_event(span) | place))
+            file.write(json.dumps({"ph": "M", "name": "process_name", **thread, "args": name}))
+            for span in sorted(self.first, key=lambda span: (span.start_ns, -span.duration_ns)):
+                file.write(",\n" + json.dumps(_event(span) | thread))
             file.write("\n]}\n")
 
 

@@ -1,4 +1,4 @@
-"""A trainer of Hugging Face's as a task of which `eventloop check-loss` can check the loss."""
+"""A trainer of Hugging Face as a task whose loss `eventloop check-loss` can check."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SAMPLES = 16
 
 
 def loss_task(trainer: Any, *, batch_size: int = _SAMPLES, pairs: bool = False) -> LossTask:
-    """Returns a task whose loss is a trainer's, for `eventloop check-loss`; nothing else trains it.
+    """Returns a task with a trainer's loss, only for `eventloop check-loss`.
 
     Each microbatch goes through the trainer's `training_step`, as a batch of gradient accumulation does, with
     the number of items of the whole batch that the trainer counts.
 
     Args:
-        trainer: of transformers, or of a subclass of its Trainer.
-        batch_size: samples of the batch that is checked.
+        trainer: an instance of transformers' Trainer or a subclass.
+        batch_size: number of samples in the batch that is checked.
         pairs: whether a sample has two rows, one in each half of a batch, as in TRL's DPOTrainer and
             RewardTrainer.
     """
@@ -35,9 +35,9 @@ class LossTask:
     """The loss of a trainer, as it accumulates gradients.
 
     Args:
-        trainer: whose methods are called.
-        batch_size: samples of a batch.
-        pairs: whether a sample has a row in each half of it.
+        trainer: the trainer whose methods are called.
+        batch_size: number of samples in a batch.
+        pairs: whether a sample has a row in each half of a batch.
     """
 
     def __init__(self, trainer: Any, batch_size: int, *, pairs: bool) -> None:
@@ -54,13 +54,13 @@ class LossTask:
 
     @hookimpl
     def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
-        """Returns an optimizer that makes no difference: the check makes no step."""
+        """Returns a placeholder optimizer: the check makes no step."""
         return {"sgd": torch.optim.SGD(state.model.parameters(), lr=0.0)}
 
     @hookimpl
     def build_train_dataloader(self, state: State) -> Any:
         """Returns the trainer's own data loader, with larger batches."""
-        # What `get_train_dataloader` takes the size of its batches from (transformers 5.23).
+        # `get_train_dataloader` reads the batch size from this private attribute (transformers 5.23).
         self._trainer._train_batch_size = self._batch_size
         loader = self._trainer.get_train_dataloader()
         return [_paired(batch) for batch in itertools.islice(loader, 1)] if self._pairs else loader
@@ -72,14 +72,14 @@ class LossTask:
 
     @hookimpl
     def batch_start(self, state: State) -> None:
-        """Counts the items of the batch as the trainer does before it accumulates."""
+        """Counts the items of the batch, as the trainer does before accumulating gradients."""
         device = self._trainer.args.device
-        found = self._trainer.get_batch_samples(iter([self._rows(state.batch)]), 1, device)
-        self._num_items = found[1]
+        batch_samples = self._trainer.get_batch_samples(iter([self._rows(state.batch)]), 1, device)
+        self._num_items = batch_samples[1]
 
     @hookimpl
     def weigh_microbatch(self, state: State) -> float:
-        """Returns 1: the trainer's losses are parts of the batch's already."""
+        """Returns 1: the trainer already divides its losses by the items of the whole batch."""
         return 1.0
 
     @hookimpl
@@ -92,7 +92,7 @@ class LossTask:
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        """Returns the loss of the step, as if the batch were this microbatch alone."""
+        """Returns the loss of the step, scaled as if the batch were only this microbatch."""
         loss: Tensor = state.outputs
         return loss * state.num_microbatches
 
@@ -102,18 +102,18 @@ class LossTask:
         return True
 
     def _rows(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a batch as the trainer takes it."""
+        """Returns a batch in the form that the trainer expects."""
         if not self._pairs:
             return dict(batch)
         return {
-            name: torch.cat([one[:, 0], one[:, 1]]) if isinstance(one, Tensor) else one
-            for name, one in batch.items()
+            name: torch.cat([value[:, 0], value[:, 1]]) if isinstance(value, Tensor) else value
+            for name, value in batch.items()
         }
 
 
 def _paired(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a batch with the two rows of each sample together, shape (B, 2, ...)."""
     return {
-        name: torch.stack(one.chunk(2), 1) if isinstance(one, Tensor) else one
-        for name, one in batch.items()
+        name: torch.stack(value.chunk(2), 1) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
     }

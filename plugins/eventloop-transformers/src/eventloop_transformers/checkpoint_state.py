@@ -1,4 +1,4 @@
-"""What a checkpoint of eventloop's has of a trainer: state, control, callbacks, schedule and counts."""
+"""A trainer's state in eventloop's checkpoints: state, control, callbacks, schedule and counts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
 class Saved:
-    """Collects what changes in a trainer as it trains, and puts it back.
+    """Collects the attributes of a trainer that training changes, and restores them.
 
     Args:
-        trainer: as it is before its first callback.
-        end: what is known of the epoch under way.
-        output_dir: where the trainer writes its own checkpoints.
+        trainer: the trainer, before its first callback.
+        end: the state of the current epoch.
+        output_dir: folder in which the trainer writes its own checkpoints.
     """
 
     def __init__(self, trainer: Any, end: StepEnd, output_dir: str) -> None:
@@ -37,7 +37,9 @@ class Saved:
         self._end = end
         self._attributes = Attributes(trainer)
         self._models = OtherModels(trainer)
-        self._callbacks = [(one, Attributes(one)) for one in trainer.callback_handler.callbacks]
+        self._callbacks = [
+            (callback, Attributes(callback)) for callback in trainer.callback_handler.callbacks
+        ]
         self._folder = Path(output_dir)
         self._older = sorted(_checkpoints(self._folder))
         self._loaded: Mapping[str, Any] = {}
@@ -48,7 +50,7 @@ class Saved:
         return bool(self._loaded)
 
     def take(self) -> dict[str, Any]:
-        """Returns what a checkpoint has of the trainer."""
+        """Returns the trainer's state for a checkpoint."""
         trainer = self._trainer
         end = self._end
         scaler = trainer.accelerator.scaler
@@ -58,23 +60,25 @@ class Saved:
             "attributes": self._attributes.changed(),
             "models": self._models.changed(),
             "callbacks": [
-                {"name": type(one).__name__, "changed": attributes.changed()}
-                for one, attributes in self._callbacks
+                {"name": type(callback).__name__, "changed": attributes.changed()}
+                for callback, attributes in self._callbacks
             ],
             "scheduler": _encoded("the learning rate scheduler", trainer.lr_scheduler.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
             "epoch": [end.step, encoded(end.grad_norm), encoded(end.learning_rate)],
-            # Of an update without a step, whose gradients the next one adds to.
-            "gradients": {name: one.grad for name, one in self._params() if one.grad is not None},
+            # Gradients of an update without a step, to which the next update adds.
+            "gradients": {
+                name: param.grad for name, param in self._params() if param.grad is not None
+            },
             "older": self._older,
         }
 
     def keep(self, state: Mapping[str, Any]) -> None:
-        """Keeps what `take` returned."""
+        """Stores a state from `take`."""
         self._loaded = state
 
     def put_trainer(self) -> None:
-        """Restores the trainer, if there is something; its checkpoints of later steps are removed."""
+        """Restores the trainer, if a state was loaded; removes its checkpoints of later steps."""
         if not self._loaded:
             return
         trainer = self._trainer
@@ -95,14 +99,14 @@ class Saved:
 
     def put_callbacks(self) -> None:
         """Restores callbacks, gradients and the control, after `on_train_begin`."""
-        for (one, attributes), saved in zip(
+        for (callback, attributes), saved in zip(
             self._callbacks, self._loaded["callbacks"], strict=False
         ):
-            if type(one).__name__ == saved["name"]:
+            if type(callback).__name__ == saved["name"]:
                 attributes.put(saved["changed"])
-        for name, one in self._params():
+        for name, param in self._params():
             if (grad := self._loaded["gradients"].get(name)) is not None:
-                one.grad = grad.to(one.device)
+                param.grad = grad.to(param.device)
         self._put_control()
 
     def _params(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -115,7 +119,7 @@ class Saved:
     def _remove_later(self) -> None:
         """Removes checkpoints that the run wrote after the step from which it resumes.
 
-        They are written again; the last may be torn, and the trainer counts them by their time.
+        They are written again. The last may be incomplete, and the trainer sorts them by modification time.
         """
         for name, step in _checkpoints(self._folder).items():
             if step > self._trainer.state.global_step and name not in self._older:
@@ -124,15 +128,15 @@ class Saved:
 
 def _checkpoints(folder: Path) -> dict[str, int]:
     """Returns the trainer's own checkpoints, with their steps."""
-    found = {one.name: _FOLDER.fullmatch(one.name) for one in folder.glob("checkpoint-*")}
-    return {name: int(match[1]) for name, match in found.items() if match}
+    matches = {path.name: _FOLDER.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
+    return {name: int(match[1]) for name, match in matches.items() if match}
 
 
-def _encoded(what: str, value: Any) -> Any:
+def _encoded(subject: str, value: Any) -> Any:
     try:
         return encoded(value)
     except NotPlainError as error:
         raise PluginError(
-            f"{what} can't be saved: it holds a {error}",
+            f"{subject} can't be saved: it holds a {error}",
             fix="hold numbers, text, tensors and collections of them, or leave run_dir out",
         ) from error

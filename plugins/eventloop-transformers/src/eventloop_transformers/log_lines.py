@@ -1,4 +1,4 @@
-"""What transformers' loop writes to its log before the first step."""
+"""Writes the lines that transformers' loop logs before the first step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ logger = logging.get_logger("transformers.trainer")
 
 
 def log_sizes(trainer: Any, model: nn.Module, sizes: tuple[int, ...], resumed: Resumed) -> None:
-    """Logs how much is trained, in the lines of transformers 5.23.
+    """Logs the size of the training, in the format of transformers 5.23.
 
     Args:
-        trainer: which trains.
-        model: as it is called.
-        sizes: what `set_initial_training_values` returned.
-        resumed: where training goes on.
+        trainer: the trainer.
+        model: the model, possibly wrapped.
+        sizes: the result of `set_initial_training_values`.
+        resumed: the position at which training resumes.
     """
     args = trainer.args
     per_device = trainer.args.per_device_train_batch_size
@@ -32,8 +32,10 @@ def log_sizes(trainer: Any, model: nn.Module, sizes: tuple[int, ...], resumed: R
     logger.info(f"  Num update steps per epoch = {num_updates:,}")
     logger.info(f"  Instantaneous batch size per device = {per_device:,}")
     if per_device != trainer._train_batch_size:
-        found = f"{trainer._train_batch_size:,}"
-        logger.info(f"  Training with DataParallel so batch size has been adjusted to: {found}")
+        batch_size = f"{trainer._train_batch_size:,}"
+        logger.info(
+            f"  Training with DataParallel so batch size has been adjusted to: {batch_size}"
+        )
     logger.info(
         f"  Total train batch size (w. parallel, distributed & accumulation) = {num_in_batch:,}"
     )

@@ -1,4 +1,4 @@
-"""The plugins that a run names: objects, or the names of installed ones."""
+"""The plugins of a run: objects, or names of installed plugins."""
 
 from __future__ import annotations
 
@@ -14,38 +14,45 @@ CALLBACKS = "eventloop.callbacks"
 
 
 def plugins_of(named: Iterable[object]) -> tuple[list[object], list[object]]:
-    """Returns the algorithms and the callbacks among what was named.
+    """Returns the algorithms and the callbacks among the given plugins.
 
     Raises:
-        PluginError: no plugin has a name.
+        PluginError: no installed plugin has a given name.
     """
-    installed = {one.name: one for group in (ALGORITHMS, CALLBACKS) for one in _points(group)}
-    made: dict[str, list[object]] = {ALGORITHMS: [], CALLBACKS: []}
-    for one in named:
-        point = installed.get(one) if isinstance(one, str) else _of_class(one, installed.values())
-        if isinstance(one, str):
+    installed = {
+        entry_point.name: entry_point
+        for group in (ALGORITHMS, CALLBACKS)
+        for entry_point in _points(group)
+    }
+    plugins: dict[str, list[object]] = {ALGORITHMS: [], CALLBACKS: []}
+    for plugin in named:
+        if isinstance(plugin, str):
+            point = installed.get(plugin)
             if point is None:
                 raise PluginError(
-                    f"plugins=[{one!r}]: no plugin is named {one!r}{closest(one, installed)}",
-                    fix=f"install it, `python -m pip install eventloop-{one}`, or leave it out",
+                    f"plugins=[{plugin!r}]: no plugin is named {plugin!r}{closest(plugin, installed)}",
+                    fix=f"install it, `python -m pip install eventloop-{plugin}`, or leave it out",
                 )
-            one = point.load()()
-        made[CALLBACKS if point is not None and point.group == CALLBACKS else ALGORITHMS].append(
-            one
-        )
-    return made[ALGORITHMS], made[CALLBACKS]
+            instance = point.load()()
+        else:
+            point = _of_class(plugin, installed.values())
+            instance = plugin
+        is_callback = point is not None and point.group == CALLBACKS
+        plugins[CALLBACKS if is_callback else ALGORITHMS].append(instance)
+    return plugins[ALGORITHMS], plugins[CALLBACKS]
 
 
 def unnamed(plugins: Sequence[Any]) -> list[str]:
-    """Returns the names of the installed algorithms that don't take part."""
-    return sorted({one.name for one in _points(ALGORITHMS)} - {one.name for one in plugins})
+    """Returns the names of the installed algorithms that aren't used."""
+    used_names = {plugin.name for plugin in plugins}
+    return sorted({entry_point.name for entry_point in _points(ALGORITHMS)} - used_names)
 
 
 def _points(group: str) -> Sequence[EntryPoint]:
     return tuple(entry_points(group=group))
 
 
-def _of_class(one: object, points: Iterable[EntryPoint]) -> EntryPoint | None:
-    """Returns the entry point of an object's package, whose role it has."""
-    package = type(one).__module__.partition(".")[0]
+def _of_class(plugin: object, points: Iterable[EntryPoint]) -> EntryPoint | None:
+    """Returns the entry point of an object's package, which defines its role."""
+    package = type(plugin).__module__.partition(".")[0]
     return next((point for point in points if point.module.partition(".")[0] == package), None)

@@ -1,4 +1,4 @@
-"""Where random generators are: the global ones, and those of a data loader."""
+"""States of random generators: the global generators, and those of a data loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from eventloop.devices import opened_accelerator
 
-# What data loaders and samplers of torch, accelerate and TRL hold each other by.
+# Attributes by which data loaders and samplers of torch, accelerate and TRL refer to each other.
 _PARTS = ("base_dataloader", "dataset", "batch_sampler", "sampler")
 _MAX_DEPTH = 6
 
@@ -30,7 +30,7 @@ def rng_states() -> dict[str, Any]:
 
 
 def set_rng_states(states: Mapping[str, Any]) -> None:
-    """Restores what `rng_states` returned."""
+    """Restores states from `rng_states`."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
@@ -40,40 +40,40 @@ def set_rng_states(states: Mapping[str, Any]) -> None:
 
 
 class Randoms(NamedTuple):
-    """States of the global generators, and of those of a data loader by where it holds them."""
+    """States of the global generators, and of a data loader's generators by attribute path."""
 
     states: Mapping[str, Any]
     own: Mapping[str, Tensor]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns them as a checkpoint can hold them."""
-        kind, keys, *rest = self.states["numpy"]
-        numpy = [kind, torch.from_numpy(keys.astype(np.int64)), *rest]
+        """Returns the states in a form that a checkpoint can store."""
+        kind, keys, *cached_normal = self.states["numpy"]
+        numpy = [kind, torch.from_numpy(keys.astype(np.int64)), *cached_normal]
         return {"states": {**self.states, "numpy": numpy}, "own": dict(self.own)}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Randoms:
-        """Returns them from what `state_dict` returned."""
+        """Inverse of `state_dict`."""
         states = dict(saved["states"])
-        kind, keys, *rest = states["numpy"]
-        states["numpy"] = (kind, keys.numpy().astype(np.uint32), *rest)
+        kind, keys, *cached_normal = states["numpy"]
+        states["numpy"] = (kind, keys.numpy().astype(np.uint32), *cached_normal)
         return cls(states, saved["own"])
 
 
 def own_states(loader: Any) -> dict[str, Tensor]:
-    """Returns the states of the generators that a data loader and what it is made of hold, by where."""
-    return {path: one.get_state() for path, one in _generators(loader, "", 0)}
+    """Returns the states of all generators of a data loader and its samplers, by attribute path."""
+    return {path: generator.get_state() for path, generator in _generators(loader, "", 0)}
 
 
 def set_own_states(loader: Any, states: Mapping[str, Tensor]) -> None:
-    """Restores what `own_states` returned, in those generators that are there."""
-    for path, one in _generators(loader, "", 0):
+    """Restores states from `own_states`, in the generators that exist."""
+    for path, generator in _generators(loader, "", 0):
         if path in states:
-            one.set_state(states[path])
+            generator.set_state(states[path])
 
 
-def _generators(one: Any, path: str, depth: int) -> Iterator[tuple[str, Generator]]:
-    for name, value in getattr(one, "__dict__", {}).items():
+def _generators(owner: Any, path: str, depth: int) -> Iterator[tuple[str, Generator]]:
+    for name, value in getattr(owner, "__dict__", {}).items():
         if isinstance(value, Generator):
             yield f"{path}{name}", value
         elif name in _PARTS and depth < _MAX_DEPTH:

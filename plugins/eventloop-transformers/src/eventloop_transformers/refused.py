@@ -1,4 +1,4 @@
-"""What can't be honoured: trainers with a loop of their own, strategies, settings, plugins."""
+"""Refuses trainers with their own loop, and strategies, settings and plugins that can't be honoured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import transformers
 
 from eventloop import PluginError, SettingError, State
 
-# Settings of eventloop's for which a trainer has arguments.
+# Settings of eventloop that a trainer has arguments for.
 ARGUMENTS = {
     "max_duration": "num_train_epochs, or max_steps",
     "precision": "bf16, fp16 or tf32",
@@ -30,8 +30,8 @@ ARGUMENTS = {
     "resume": "resume_from_checkpoint; with a run_dir a run goes on by itself",
     "autoload": "none: name plugins in plugins=[...]",
 }
-# What a plugin can't do where `training_step` does forward pass, loss and backward pass, and where model,
-# optimizer and data are there before the loop is.
+# Hooks without a place here, by reason: `training_step` runs forward pass, loss and backward pass, and
+# model, optimizer and data exist before the loop does.
 _NO_PLACE = {
     "the trainer's training_step runs forward pass, loss and backward pass in one": (
         "forward",
@@ -55,32 +55,32 @@ _NO_PLACE = {
         "batch_start",
     ),
 }
-# They implement these to look, not to change.
+# Plugins that implement these hooks only to watch.
 _LOOK = {"agc": ("init",), "ema": ("train_batch",), "sam": ("split_batch",)}
 
 
 def refuse_class(trainer: type) -> None:
-    """Refuses what isn't a trainer, or has a loop of its own.
+    """Refuses classes that aren't trainers, or have their own loop.
 
     Raises:
         TypeError: it can't run on eventloop's loop.
     """
     if not isinstance(trainer, type) or not issubclass(trainer, transformers.Trainer):
         raise TypeError(f"on_eventloop takes a class of transformers.Trainer, not {trainer!r}")
-    for one in trainer.__mro__[: trainer.__mro__.index(transformers.Trainer)]:
+    for base in trainer.__mro__[: trainer.__mro__.index(transformers.Trainer)]:
         for name in ("_inner_training_loop", "_run_epoch"):
-            if name in vars(one) and not one.__module__.startswith("eventloop_transformers"):
+            if name in vars(base) and not base.__module__.startswith("eventloop_transformers"):
                 raise TypeError(
-                    f"{trainer.__name__} can't run on eventloop's loop: {one.__module__}."
-                    f"{one.__qualname__} has a loop of its own, {name}"
+                    f"{trainer.__name__} can't run on eventloop's loop: {base.__module__}."
+                    f"{base.__qualname__} has a loop of its own, {name}"
                 )
 
 
 def refuse_settings(settings: Collection[str]) -> None:
-    """Refuses settings for which the trainer has arguments.
+    """Refuses settings that the trainer has arguments for.
 
     Raises:
-        SettingError: one is given.
+        SettingError: such a setting is given.
     """
     for name in settings:
         if name in ARGUMENTS:
@@ -91,20 +91,20 @@ def refuse_settings(settings: Collection[str]) -> None:
 
 
 def refuse_fit(trainer: Any, settings: Mapping[str, Any]) -> None:
-    """Refuses strategies that aren't run here.
+    """Refuses strategies that eventloop's loop doesn't support.
 
     Raises:
-        SettingError: the arguments ask for one.
+        SettingError: the arguments request such a strategy.
     """
     args = trainer.args
-    asked = {
+    requested = {
         "FSDP": trainer.is_fsdp_enabled or trainer.is_fsdp_xla_enabled,
         "DeepSpeed": trainer.is_deepspeed_enabled,
         "a model in parts": trainer.is_model_parallel
         or getattr(trainer, "is_distributed_loading_by_transformers", False),
         "torch_xla": args.device.type == "xla",
     }
-    for name, is_asked in asked.items():
+    for name, is_asked in requested.items():
         if is_asked:
             raise SettingError(
                 f"{name} isn't run on eventloop's loop; known are one device, and DDP",
@@ -118,18 +118,18 @@ def refuse_fit(trainer: Any, settings: Mapping[str, Any]) -> None:
 
 
 def refuse_plugins(state: State, trainer: Any, assembly: Any) -> None:
-    """Refuses algorithms that would change nothing, or something else, under this trainer.
+    """Refuses algorithms that would have no effect, or another one, under this trainer.
 
     Raises:
-        PluginError: one takes part.
+        PluginError: such an algorithm is active.
     """
-    algorithms = {one.name for one in assembly.plugins if one.role == "algorithm"}
-    for why, hooks in _NO_PLACE.items():
+    algorithms = {plugin.name for plugin in assembly.plugins if plugin.role == "algorithm"}
+    for reason, hooks in _NO_PLACE.items():
         for hook in hooks:
-            for one in assembly.implementations[hook]:
-                name = one.plugin.name
+            for implementation in assembly.implementations[hook]:
+                name = implementation.plugin.name
                 if name in algorithms and hook not in _LOOK.get(name, ()):
-                    _refuse(name, f"implements {hook}, but {why}")
+                    _refuse(name, f"implements {hook}, but {reason}")
     args = trainer.args
     clipper = state.owner("clip_gradients")
     if clipper != "task" and args.max_grad_norm > 0:
@@ -148,8 +148,8 @@ def refuse_plugins(state: State, trainer: Any, assembly: Any) -> None:
         )
 
 
-def _refuse(plugin: str, what: str, fix: str = "") -> None:
+def _refuse(plugin: str, reason: str, fix: str = "") -> None:
     raise PluginError(
-        f"{plugin} doesn't suit this trainer: it {what}",
+        f"{plugin} doesn't suit this trainer: it {reason}",
         fix=fix + f"leave {plugin} out of plugins=[...]",
     )

@@ -19,12 +19,12 @@ class Step:
     """Makes steps as a trainer's loop does: the hooks of a batch.
 
     Args:
-        trainer: whose methods are called.
-        fit: what it has prepared.
-        end: adds up what the batches of a step give.
+        trainer: the trainer whose methods are called.
+        fit: the objects that the trainer has prepared.
+        end: accumulates the results of the batches of a step.
 
     Attributes:
-        is_made: whether the update at hand has all batches of a step.
+        is_made: whether the current update has all batches of a step.
     """
 
     hooks = (
@@ -68,24 +68,24 @@ class Step:
 
     @hookimpl
     def batch_start(self, state: State) -> None:
-        """Takes the update at hand."""
+        """Stores the current update."""
         self._update = state.batch
         self.is_made = False
         self._trainer.current_gradient_accumulation_steps = len(state.batch.samples)
 
     @hookimpl
     def should_skip_batch(self, state: State) -> bool:
-        """Whether there is nothing in the update, of data that have ended."""
+        """Whether the update is empty, because the data has ended."""
         return not self._update.samples
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
-        """Returns the batches of the update, up to the one at which a callback stops."""
+        """Returns the batches of the update, up to the batch at which a callback stops."""
         return _Until(self._update.samples, self.is_stopped)
 
     @hookimpl
     def weigh_microbatch(self, state: State) -> float:
-        """Returns 1: the trainer's losses are parts of the update's already."""
+        """Returns 1: the trainer already divides its losses by the items of the whole update."""
         return 1.0
 
     @hookimpl
@@ -95,7 +95,7 @@ class Step:
         step = self._end.step + 1
         accumulated = self._args.gradient_accumulation_steps
         self.is_made = (step + 1) % accumulated == 0 or step + 1 == self._steps_in_epoch
-        # Public ways to say so take batches from accelerate's own loader (accelerate 1.15).
+        # Set directly: accelerate's public context managers require its own loader (accelerate 1.15).
         self._accelerator.gradient_state._set_sync_gradients(self.is_made)
         if step % accumulated == 0:
             control = self._handler.on_step_begin(self._args, trainer.state, trainer.control)
@@ -107,10 +107,12 @@ class Step:
         if state.microbatch is None:
             return self._model(**self._trainer._prepare_inputs(state.batch))
         is_last = state.microbatch_idx == len(self._update.samples) - 1
-        each = self._accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        syncs_each_batch = self._accelerator.gradient_state.plugin_kwargs.get(
+            "sync_each_batch", False
+        )
         exchanging = (
             contextlib.nullcontext()
-            if is_last or each
+            if is_last or syncs_each_batch
             else self._accelerator.no_sync(model=self._model)
         )
         with exchanging:
@@ -120,7 +122,7 @@ class Step:
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        """Returns the loss of the step, as if the update were this batch alone."""
+        """Returns the loss of the step, scaled as if the update were only this batch."""
         loss: Tensor = state.outputs
         return loss * state.num_microbatches if state.num_microbatches > 1 else loss
 
@@ -156,16 +158,16 @@ class Step:
 
     @hookimpl
     def should_skip_step(self, state: State) -> bool:
-        """Whether the gradients of the update wait for more of them."""
+        """Whether gradients are accumulated further before a step."""
         return not self.is_made
 
     @hookimpl
     def optimizer_step(
         self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> bool:
-        """Steps, between the two callbacks around it, and moves the learning rate.
+        """Steps, between the callbacks before and after, and steps the scheduler.
 
-        While gradients are there: the schedule of an Adafactor that finds its own rates reads them.
+        The scheduler steps before gradients are zeroed: Adafactor's schedule with relative steps reads them.
         """
         trainer = self._trainer
         handler = self._handler
@@ -181,14 +183,14 @@ class Step:
 
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
-        """Empties the gradients, unless they wait for more of them."""
+        """Zeroes the gradients, unless they are accumulated further."""
         if self.is_made:
             self._model.zero_grad()
         return True
 
     @hookimpl
     def scheduler_step(self, state: State, interval: str) -> bool:
-        """Does nothing: `optimizer_step` has moved the learning rate."""
+        """Does nothing: `optimizer_step` has stepped the scheduler."""
         return True
 
     def is_stopped(self) -> bool:
@@ -198,7 +200,7 @@ class Step:
 
 
 def _num_samples(batch: Any) -> int:
-    """Returns the number of samples in a batch; one without tensors, such as prompts, is a list."""
+    """Returns the number of samples in a batch; a batch without tensors, such as prompts, is a list."""
     try:
         return num_samples(batch)
     except TaskError:
@@ -210,7 +212,7 @@ class _Until(Sequence[Any]):
 
     Args:
         items: the items.
-        is_over: whether no other shall follow.
+        is_over: whether to end the iteration.
     """
 
     def __init__(self, items: Sequence[Any], is_over: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What a trainer does when a step is made, and what it knows of the steps of an epoch."""
+"""The end of a trainer's steps and epochs, and its counts within an epoch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class StepEnd:
     """Ends steps and epochs as a trainer does.
 
     Args:
-        trainer: whose methods are called.
-        fit: what it has prepared.
+        trainer: the trainer whose methods are called.
+        fit: the objects that the trainer has prepared.
 
     Attributes:
-        step: the number of the last batch in its epoch; -1 at first.
-        grad_norm: of the last step.
-        learning_rate: of the last step.
+        step: position of the last batch in its epoch; -1 at first.
+        grad_norm: gradient norm of the last step.
+        learning_rate: learning rate of the last step.
     """
 
     def __init__(self, trainer: Any, fit: Any) -> None:
@@ -34,19 +34,19 @@ class StepEnd:
         self.begin_epoch()
 
     def begin_epoch(self, num_skipped: int = 0) -> None:
-        """Forgets the epoch before.
+        """Resets the counts of the previous epoch.
 
         Args:
-            num_skipped: how many batches of this one aren't trained on.
+            num_skipped: number of batches of this epoch that are skipped.
         """
         self.step = num_skipped - 1
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
 
     def add(self, loss: Tensor) -> None:
-        """Adds a batch's loss to what is logged next; one that isn't finite counts as the mean so far.
+        """Adds a batch's loss to the next logged loss; a loss that isn't finite counts as the mean so far.
 
-        The trainer's own loop asks the device for each; here it decides by itself.
+        The trainer's own loop reads each loss on the host; here the device itself selects the value.
         """
         trainer = self._trainer
         total = self._trainer._tr_loss
@@ -61,7 +61,7 @@ class StepEnd:
         total += loss
 
     def move_rate(self) -> None:
-        """Moves the scheduler, unless it waits for a metric."""
+        """Steps the scheduler, unless it monitors a metric."""
         scheduler = self._trainer.lr_scheduler
         if not isinstance(scheduler, ReduceLROnPlateau | GreedyLR):
             scheduler.step()
@@ -83,7 +83,7 @@ class StepEnd:
         self._log_save_evaluate(epoch)
 
     def stop_without_data(self) -> None:
-        """Stops a run whose data have ended."""
+        """Stops a run whose data has ended."""
         trainer = self._trainer
         logger.warning(
             f"The data gave no batch, so training stops at step {trainer.state.global_step} of "

@@ -1,4 +1,4 @@
-"""The task: a trainer of Hugging Face's on eventloop's loop, with what it calls at its places."""
+"""The task: a trainer of Hugging Face on eventloop's loop, with its callbacks at their places."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from eventloop_transformers.step import Step
 from eventloop_transformers.step_end import StepEnd
 from eventloop_transformers.update_batches import Updates
 
-# Numbers of a log that say when, not what.
+# Entries of a log that give the time, not a value.
 _MOMENT = ("step", "epoch")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a trainer has prepared for one `train()`.
+    """The objects and numbers that a trainer has prepared for a `train()`.
 
     Args:
-        model: as the trainer calls it, wrapped for several ranks.
-        updates: its data.
-        num_epochs: how many epochs there are at most.
-        first_epoch: the epoch that a checkpoint of Hugging Face's says.
-        steps_in_epoch: batches of an epoch.
-        trial, ignore_keys, start_time: what the trainer's methods are given.
+        model: the model as the trainer calls it, wrapped for several ranks.
+        updates: the training data.
+        num_epochs: maximum number of epochs.
+        first_epoch: the epoch at which a checkpoint of Hugging Face resumes.
+        steps_in_epoch: number of batches in an epoch.
+        trial, ignore_keys, start_time: arguments for the trainer's methods.
     """
 
     model: nn.Module
@@ -45,17 +45,17 @@ class Fit:
 
 
 class TrainerTask:
-    """Trains as a trainer of Hugging Face's does.
+    """Trains as a trainer of Hugging Face does.
 
-    A batch of the loop is an update: `gradient_accumulation_steps` batches of the data loader, of which
-    each is a microbatch. `forward` runs the trainer's `training_step`, the backward pass within.
+    A batch of the loop is an update: `gradient_accumulation_steps` batches of the data loader, and
+    each of them is a microbatch. `forward` runs the trainer's `training_step`, including the backward pass.
 
     Args:
-        trainer: whose methods are called.
-        fit: what it has prepared.
+        trainer: the trainer whose methods are called.
+        fit: the objects that the trainer has prepared.
 
     Attributes:
-        evaluation: what `evaluate` runs, the trainer's; returns its metrics.
+        evaluation: the trainer's evaluation, which `evaluate` runs; returns its metrics.
     """
 
     def __init__(self, trainer: Any, fit: Fit) -> None:
@@ -73,11 +73,11 @@ class TrainerTask:
         self._state: State | None = None
         self.evaluation: Callable[[], Mapping[str, float]] | None = None
 
-    # Each rank has losses, counts and buffers of its own.
+    # Losses, counts and buffers differ between ranks.
     state_per_rank = True
-    loss_may_broadcast = True  # of one that does torch warns, as under transformers' loop
+    loss_may_broadcast = True  # torch warns about broadcasting, as under transformers' loop
 
-    # What is there already
+    # Objects that exist already
 
     @hookimpl
     def build_model(self, state: State) -> nn.Module:
@@ -87,12 +87,12 @@ class TrainerTask:
 
     @hookimpl
     def wrap_model(self, state: State) -> nn.Module:
-        """Returns the model as accelerate has prepared it."""
+        """Returns the model as prepared by accelerate."""
         return self._fit.model
 
     @hookimpl
     def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
-        """Returns the trainer's optimizer, as it was before accelerate wrapped it."""
+        """Returns the trainer's optimizer, without accelerate's wrapper."""
         optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)
         return {type(optimizer).__name__.lower(): optimizer}
 
@@ -103,15 +103,15 @@ class TrainerTask:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Restores what a checkpoint has of the trainer."""
+        """Restores the trainer from a checkpoint."""
         self._saved.put_trainer()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all of the trainer that isn't model, optimizer or data."""
+        """Returns the trainer's state, except for model, optimizer and data."""
         return {"first_epoch": self._first_epoch, **self._saved.take()}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
-        """Keeps it until everything is built."""
+        """Stores the state until everything is built."""
         self._first_epoch = state["first_epoch"]
         self._saved.keep(state)
 
@@ -150,7 +150,7 @@ class TrainerTask:
         trainer.control = control
         self._end.begin_epoch(updates.num_skipped)
 
-    # Last, so that what evaluates and saves has all that plugins do at the end of a batch.
+    # Last, so that evaluations and checkpoints include the effects of all plugins at the end of a batch.
     @hookimpl(wrapper=True)
     def batch_checkpoint(self, state: State) -> Generator[None, None, None]:
         """Ends the step as the trainer does: `on_step_end`; then it logs, evaluates and saves."""
@@ -161,7 +161,7 @@ class TrainerTask:
             self._end.stop_without_data()
         is_over = self._trainer.control.should_training_stop
         if not is_over and state.clock.reached(state.until):
-            # Not each update made a step.
+            # Some updates made no step.
             state.until = Time(state.clock.batch + 1, "ba")
 
     @hookimpl(wrapper=True)
@@ -174,38 +174,38 @@ class TrainerTask:
 
     @hookimpl
     def fit_end(self, state: State) -> None:
-        """Hands over no more numbers."""
+        """Stops passing numbers to plugins."""
         self._state = None
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
-        """Answers by the control of the callbacks."""
+        """Whether a callback's control ends the epoch."""
         return self._step.is_stopped()
 
     @hookimpl
     def should_stop(self, state: State) -> bool:
-        """Answers by the control of the callbacks, and the number of epochs."""
+        """Whether a callback's control, or the number of epochs, ends the training."""
         is_over = self._epoch_of(state) >= self._fit.num_epochs
         return bool(self._trainer.control.should_training_stop) or is_over
 
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
-        """Evaluates as the trainer does, with the weights that plugins lend it."""
+        """Evaluates as the trainer does, with the weights that plugins provide."""
         assert self.evaluation is not None
-        found = self.evaluation()
-        metrics = {name: torch.tensor(float(value)) for name, value in found.items()}
+        values = self.evaluation()
+        metrics = {name: torch.tensor(float(value)) for name, value in values.items()}
         state.eval_metrics["eval"] = {
-            name.removeprefix("eval_"): one for name, one in metrics.items()
+            name.removeprefix("eval_"): value for name, value in metrics.items()
         }
         return state.eval_metrics
 
     def request_checkpoint(self) -> None:
-        """Has the loop save a checkpoint after this batch, while it runs."""
+        """Requests a checkpoint after this batch, if the loop is running."""
         if self._state is not None:
             self._state.request_checkpoint()
 
     def log(self, logs: Mapping[str, Any]) -> None:
-        """Hands numbers that the trainer logs to plugins, while the loop runs."""
+        """Passes numbers that the trainer logs to plugins, if the loop is running."""
         if self._state is None:
             return
         for name, value in logs.items():

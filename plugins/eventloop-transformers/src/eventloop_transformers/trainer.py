@@ -1,4 +1,4 @@
-"""The class that puts a trainer of Hugging Face's on eventloop's loop."""
+"""The class that puts a trainer of Hugging Face on eventloop's loop."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ T = TypeVar("T", bound=type)
 
 
 class OnEventloop(Base):
-    """A trainer whose `train()` runs on eventloop's loop; comes before a trainer's class.
+    """A trainer whose `train()` runs on eventloop's loop; a mixin in front of a trainer's class.
 
     Attributes:
-        eventloop_plugins: the plugins of eventloop's that take part.
-        eventloop_watchers: objects among them that only watch.
+        eventloop_plugins: the plugins of eventloop to use.
+        eventloop_watchers: additional objects that only watch.
         eventloop_settings: eventloop's settings.
-        eventloop: the trainer that has run the last `train()`; None before the first.
+        eventloop: eventloop's trainer of the last `train()`; None before the first.
     """
 
     eventloop_plugins: Sequence[object] = ()
@@ -62,14 +62,14 @@ class OnEventloop(Base):
         if args.auto_find_batch_size:
             self._update_auto_batch_size(batch_size)
         data = self.get_train_dataloader()
-        found = self.set_initial_training_values(args, data)
-        num_epochs, num_updates, _, num_samples, _, steps_in_epoch, max_steps = found
+        initial_values = self.set_initial_training_values(args, data)
+        num_epochs, num_updates, _, num_samples, _, steps_in_epoch, max_steps = initial_values
         first_epoch, num_over = self._init_training_state(
             max_steps, num_updates, num_epochs, resume_from_checkpoint, trial
         )
         model, data = self._prepare_for_training(max_steps, data, resume_from_checkpoint)
         resumed = Resumed(resume_from_checkpoint, first_epoch, num_over)
-        log_sizes(self, model, found, resumed)
+        log_sizes(self, model, initial_values, resumed)
         start_time = time.time()
         self._begin_counts(args.device)
         keeps_position = settings.get("run_dir") is not None
@@ -86,7 +86,7 @@ class OnEventloop(Base):
         return self._finalize_training(trial, num_samples, start_time)
 
     def _begin_counts(self, device: torch.device) -> None:
-        """Sets what the trainer's methods count with, as its own loop does."""
+        """Sets the counters of the trainer's methods, as its own loop does."""
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         self._initial_global_step = self._globalstep_last_logged = self.state.global_step
         self._tr_loss = torch.tensor(0.0, device=device)
@@ -99,14 +99,14 @@ class OnEventloop(Base):
         callbacks += self.eventloop_watchers
         is_exact = torch.get_float32_matmul_precision() == "highest"
         tf32 = not is_exact and not kind_of(args.device).is_host
-        given: dict[str, Any] = {
+        loop_settings: dict[str, Any] = {
             "max_duration": f"{max(1, max_steps)}ba",
             "device": str(args.device),
-            # Accelerate has the model under autocast, and the scaler of fp16.
+            # Accelerate applies autocast to the model, and scales the loss for fp16.
             "precision": "tf32" if tf32 else "fp32",
             "seed": args.seed % 2**32,
             "seed_samples": False,
-            # Ranks have as many updates; none is repeated.
+            # All ranks have the same number of updates: no batch must be repeated.
             "uneven": "drop",
             "eval_interval": None,
             "on_bad_loss": "ignore",
@@ -115,7 +115,9 @@ class OnEventloop(Base):
             **settings,
         }
         self._task = task
-        self.eventloop = run = Loop(task, algorithms=algorithms, callbacks=callbacks, **given)
+        self.eventloop = run = Loop(
+            task, algorithms=algorithms, callbacks=callbacks, **loop_settings
+        )
         try:
             refuse_plugins(run.state, self, run.assembly)
             self._announce(run)
@@ -131,9 +133,9 @@ class OnEventloop(Base):
 
     @property
     def _lends(self) -> bool:
-        """Whether a plugin may lend evaluation other weights."""
+        """Whether a plugin may provide other weights for evaluation."""
         run = self.eventloop
-        return run is not None and any(one.role == "algorithm" for one in run.plugins)
+        return run is not None and any(plugin.role == "algorithm" for plugin in run.plugins)
 
     def _close_last(self, settings: Mapping[str, Any]) -> None:
         if self.eventloop is None:
@@ -146,15 +148,15 @@ class OnEventloop(Base):
             )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluates as the trainer does; with the weights of a plugin that lends others."""
+        """Evaluates as the trainer does; with a plugin's weights, if it provides any."""
         evaluate: Callable[..., dict[str, float]] = super().evaluate
         if self._is_inside or not self._lends:
             return evaluate(*args, **kwargs)
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
 
         def inside() -> dict[str, float]:
-            found.update(evaluate(*args, **kwargs))
-            return found
+            metrics.update(evaluate(*args, **kwargs))
+            return metrics
 
         assert self.eventloop is not None
         assert self._task is not None
@@ -164,16 +166,16 @@ class OnEventloop(Base):
             self.eventloop.eval()
         finally:
             self._is_inside = False
-        return found
+        return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Saves as the trainer does; a run with a run_dir has a checkpoint of its own then, too."""
+        """Saves as the trainer does; a run with a run_dir also saves its own checkpoint."""
         super()._save_checkpoint(model, trial)
         if self._task is not None and self.eventloop_settings.get("run_dir") is not None:
             self._task.request_checkpoint()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Logs as the trainer does, and hands the numbers to plugins of eventloop's."""
+        """Logs as the trainer does, and passes the numbers to plugins of eventloop."""
         super().log(logs, *args, **kwargs)
         if self._task is not None:
             self._task.log(self.state.log_history[-1])
@@ -190,19 +192,19 @@ def on_eventloop(
 
     Args:
         trainer: `transformers.Trainer`, or a subclass of it.
-        plugins: what takes part of eventloop's: objects, or names of installed plugins. An object
-            may change the training unless its package says that it only watches.
+        plugins: plugins of eventloop to use: objects, or names of installed plugins. An object may
+            change the training unless its package declares that it only watches.
         watchers: objects that only watch, of classes that aren't installed as plugins.
         settings: of eventloop, by name: run_dir="runs/a", checkpoint_interval="100ba".
 
     Raises:
-        TypeError: it isn't a trainer, or has a loop of its own.
+        TypeError: the class isn't a trainer, or has its own loop.
         SettingError: a setting can't be honoured.
     """
     refuse_class(trainer)
     refuse_settings(settings)
     bases = (trainer,) if issubclass(trainer, OnEventloop) else (OnEventloop, trainer)
-    known = {**getattr(trainer, "eventloop_settings", {}), **settings}
+    all_settings = {**getattr(trainer, "eventloop_settings", {}), **settings}
     named = (*getattr(trainer, "eventloop_plugins", ()), *plugins)
     watching = (*getattr(trainer, "eventloop_watchers", ()), *watchers)
     attributes = {
@@ -211,7 +213,7 @@ def on_eventloop(
         "__qualname__": trainer.__qualname__,
         "eventloop_plugins": named,
         "eventloop_watchers": watching,
-        "eventloop_settings": known,
+        "eventloop_settings": all_settings,
     }
     return type(trainer.__name__, bases, attributes)  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""The data of a trainer as the loop takes them: what an optimizer step is made of, step after step."""
+"""A trainer's data for the loop: groups of batches, one for each optimizer step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from eventloop_transformers.random_numbers import (
 
 
 class Update:
-    """What an optimizer step is made of.
+    """The batches of an optimizer step.
 
     Args:
-        samples: batches of the data loader, of which each is a microbatch.
-        num_items: how many tokens count in them, as the trainer counts; None where it doesn't.
+        samples: batches of the data loader, each a microbatch.
+        num_items: number of tokens in them that the trainer counts; None if it doesn't count them.
     """
 
     __slots__ = ("num_items", "samples")
@@ -37,9 +37,9 @@ class Resumed:
     """The position at which a checkpoint of Hugging Face's resumes training.
 
     Args:
-        path: its folder; None for none.
+        path: folder of the checkpoint; None without one.
         epoch: the epoch.
-        num_batches: how many batches of the epoch are over.
+        num_batches: number of batches of the epoch that are done.
     """
 
     path: str | None
@@ -48,18 +48,18 @@ class Resumed:
 
 
 class Updates:
-    """A trainer's data loader, in updates, from any of them on.
+    """A trainer's data loader as updates, which can resume at any update.
 
     Args:
-        trainer: takes batches from its data loader by `get_batch_samples`.
-        dataloader: what it trains on.
-        steps_in_epoch: how many batches an epoch has.
-        resumed: where a checkpoint of Hugging Face's says that training goes on.
-        keeps_position: whether the position may be saved, for which the random generators are noted.
+        trainer: reads batches from its data loader with `get_batch_samples`.
+        dataloader: the training data.
+        steps_in_epoch: number of batches in an epoch.
+        resumed: position at which a checkpoint of Hugging Face resumes training.
+        keeps_position: whether the position may be saved, which requires states of random generators.
 
     Attributes:
-        epoch: the number of the epoch, set before it is iterated over.
-        is_under_way: whether the next iteration is over the rest of the epoch that was loaded.
+        epoch: number of the epoch, set before iterating.
+        is_under_way: whether the next iteration continues an epoch from a checkpoint.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Updates:
         self._resumed = resumed
         self._keeps_position = keeps_position
         accumulated = trainer.args.gradient_accumulation_steps
-        whole, rest = divmod(steps_in_epoch, accumulated)
-        self._sizes = [accumulated] * whole + ([rest] if rest else [])
+        num_full, remainder = divmod(steps_in_epoch, accumulated)
+        self._sizes = [accumulated] * num_full + ([remainder] if remainder else [])
         self._at_first = own_states(dataloader)
         self.epoch = 0
         self.is_under_way = False
@@ -88,21 +88,21 @@ class Updates:
 
     @property
     def num_skipped(self) -> int:
-        """How many batches of the epoch are over by the checkpoint of Hugging Face's."""
+        """The number of batches of the epoch that the checkpoint of Hugging Face skips."""
         return self._resumed.num_batches if self.epoch == self._resumed.epoch else 0
 
     def __iter__(self) -> Iterator[Update]:
-        """Returns the updates of the epoch, or the rest of the loaded one, which is found now."""
+        """Returns the updates of the epoch, or the remaining updates of an epoch from a checkpoint."""
         loaded = self._loaded
         self._loaded = {}
-        return self._updates(self._found(loaded)) if self.is_under_way else self._updates()
+        return self._updates(self._continued(loaded)) if self.is_under_way else self._updates()
 
     def rewind(self) -> None:
-        """Forgets a batch that was looked at before training began."""
+        """Discards a batch that was read before training began."""
         set_own_states(self._loader, self._at_first)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where it is in the epoch, and where the random generators were."""
+        """Returns the position in the epoch, and the states of random generators."""
         if self._loaded or self._batches is None or self._start is None:
             return dict(self._loaded)
         return {
@@ -115,39 +115,39 @@ class Updates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a position from `state_dict`."""
         self._loaded = dict(state)
         if state:
             self._resumed = Resumed(*state["resumed"])
             set_own_states(self._loader, state["own"])
 
-    def _updates(self, found: Iterator[Any] | None = None) -> Iterator[Update]:
+    def _updates(self, batches: Iterator[Any] | None = None) -> Iterator[Update]:
         trainer = self._trainer
-        first = self._num_updates
+        first_idx = self._num_updates
         is_first = False
         skipped = 0
-        if found is None:
+        if batches is None:
             is_first = self._resumed.path is not None and self.epoch == self._resumed.epoch
             skipped = self.num_skipped
             if is_first and not skipped:
                 trainer._load_rng_state(self._resumed.path)
-            first = skipped // trainer.args.gradient_accumulation_steps
-            found = self._begun(skipped)
-        left = list(enumerate(self._sizes))[first:]
-        # Data without a batch make an empty update, to be told of; an epoch resumed at its end makes none.
-        for idx, size in left if left or self.is_under_way else [(0, 1)]:
-            samples, num_items = trainer.get_batch_samples(found, size, trainer.args.device)
+            first_idx = skipped // trainer.args.gradient_accumulation_steps
+            batches = self._begun(skipped)
+        remaining = list(enumerate(self._sizes))[first_idx:]
+        # Data without a batch yields an empty update, which is reported; an epoch resumed at its end, none.
+        for idx, size in remaining if remaining or self.is_under_way else [(0, 1)]:
+            samples, num_items = trainer.get_batch_samples(batches, size, trainer.args.device)
             if skipped:
-                # What was skipped has drawn.
+                # Skipped batches consumed random numbers, too.
                 trainer._load_rng_state(self._resumed.path)
                 skipped = 0
-            if not samples and idx > first:
+            if not samples and idx > first_idx:
                 return
             self._num_updates = idx + 1
             yield Update(samples, num_items)
 
     def _begun(self, skipped: int) -> Iterator[Any]:
-        """Returns an iterator over an epoch's batches, as the trainer begins one."""
+        """Returns an iterator over an epoch's batches, started as the trainer does."""
         if self._keeps_position:
             self._start = Randoms(rng_states(), own_states(self._loader))
         loader = skip_first_batches(self._loader, skipped) if skipped else self._loader
@@ -158,42 +158,44 @@ class Updates:
         self._batches = _Batches(batches, skipped)
         return self._batches
 
-    def _found(self, state: Mapping[str, Any]) -> Iterator[Any]:
-        """Returns an iterator over the rest of a loaded epoch.
+    def _continued(self, state: Mapping[str, Any]) -> Iterator[Any]:
+        """Returns an iterator over the remaining batches of an epoch from a checkpoint.
 
-        Data loaders of accelerate read a batch ahead. So the last two batches that are over are read
-        once more, and the one that was read ahead draws what it drew.
+        Data loaders of accelerate read a batch ahead. So the last two finished batches are read again,
+        and the batch that was read ahead draws the same random numbers as before.
         """
         num = state["num_batches"]
         self._start = start = Randoms.of(state["start"])
         set_rng_states(start.states)
         set_own_states(self._loader, start.own)
-        again = min(num, 2)
-        loader = skip_first_batches(self._loader, num - again) if num > again else self._loader
-        self._batches = batches = _Batches(iter(self._with_epoch(loader)), num - again)
+        num_reread = min(num, 2)
+        loader = (
+            skip_first_batches(self._loader, num - num_reread) if num > num_reread else self._loader
+        )
+        self._batches = batches = _Batches(iter(self._with_epoch(loader)), num - num_reread)
         self._num_updates = state["num_updates"]
-        for idx in range(again):
-            if idx == again - 1 and state["before"] is not None:
+        for idx in range(num_reread):
+            if idx == num_reread - 1 and state["before"] is not None:
                 set_rng_states(Randoms.of(state["before"]).states)
             next(batches)
         return batches
 
     def _with_epoch(self, loader: Any) -> Any:
-        """Returns the data loader after setting its epoch and that of its sampler."""
+        """Sets the epoch of the data loader and of its sampler; returns the data loader."""
         sampler = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
-        for one in (loader, sampler):
-            set_epoch = getattr(one, "set_epoch", None)
+        for loader_or_sampler in (loader, sampler):
+            set_epoch = getattr(loader_or_sampler, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epoch)
         return loader
 
 
 class _Batches:
-    """Counts batches, and notes where the random generators were before the last one.
+    """Counts batches, and records the states of random generators before the last batch.
 
     Args:
-        batches: yields them.
-        num: how many there were before.
+        batches: yields the batches.
+        num: number of batches before them.
     """
 
     def __init__(self, batches: Iterator[Any], num: int) -> None:

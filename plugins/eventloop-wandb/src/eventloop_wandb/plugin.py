@@ -1,4 +1,4 @@
-"""The plugin: which rows go to W&B, when, and which of them a resumed run sends again."""
+"""The plugin: sends rows to W&B, and again after a resume if a killed process lost them."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 # A table is a dict of its columns.
 Row = dict[str, Any]
-# What each row says of when it was logged.
+# Prefix of a row's columns for the time when it was logged.
 MOMENT = "moment/"
 _BATCH = f"{MOMENT}batch"
-# What W&B adds.
+# Columns that W&B adds.
 OF_WANDB = frozenset({"_step", "_runtime", "_timestamp"})
-# More than a killed process can have told W&B without its reaching the disk.
+# More than a killed process can have passed to W&B without W&B writing it to disk.
 _MAX_CHARS = 128 * 1024
 
 
 class Wandb:
     """Records a run in Weights & Biases: every logged number and text, and the run's config.
 
-    It sleeps until a project or a mode is set. W&B's own variables, `WANDB_MODE` and `WANDB_PROJECT`
-    among them, say what isn't set.
+    It is off until a project or a mode is set. Options that aren't set come from W&B's own variables, such
+    as `WANDB_MODE` and `WANDB_PROJECT`.
 
     Args:
         project: the project's name.
         entity: the user or team that it belongs to.
-        name: the run's name; not set: W&B makes one up.
-        group: of runs that belong together.
-        tags: of the run.
-        notes: on the run.
+        name: the run's name; not set: W&B generates a name.
+        group: name of a group of related runs.
+        tags: tags of the run.
+        notes: notes on the run.
         mode: online sends numbers as they come, offline writes files for `wandb sync`.
 
     Raises:
-        ValueError: `mode` is something else.
+        ValueError: `mode` has another value.
 
     Attributes:
-        run: W&B's own, for pictures and the like; None until a fit has begun, and on other ranks.
+        run: W&B's run object, for pictures and the like; None before a fit, and on other ranks.
     """
 
-    # Sleeps until one of these options is set: not each run has an account to go to.
+    # Off until one of these options is set: not every user has an account.
     wakes_with = ("project", "mode")
 
     def __init__(
@@ -80,19 +80,19 @@ class Wandb:
         self.run: Run | None = None
         self._folder: RunFolder | None = None
         self._run_id: str | None = None
-        # Of the next row; and the last rows, each with its step.
+        # The step of the next row, and the last rows with their steps.
         self._step = 0
         self._rows: deque[tuple[int, str]] = deque()
         self._num_chars = 0
-        # Logged before the fit begins.
+        # Rows logged before the fit begins.
         self._waiting: list[Row] = []
-        # Numbers to come that a killed process has sent: names and batches.
+        # Names and batches of future numbers that a killed process has already sent.
         self._there: Counter[tuple[str, int]] = Counter()
         self._exit_code = 0
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
-        """Settles where W&B's files are, for a task may change the working directory."""
+        """Resolves the path early, because a task may change the working directory."""
         self._folder = RunFolder(state.run_dir.absolute())
 
     @hookimpl(wrapper=True)
@@ -101,7 +101,7 @@ class Wandb:
         yield
         self._exit_code = 0
         if state.rank == 0 and self.run is None:
-            # Naming a checkpoint to resume from begins another run.
+            # Resuming from an explicitly named checkpoint begins a new run.
             if state.settings.resume != "auto":
                 self._run_id = None
                 self._step = 0
@@ -115,7 +115,7 @@ class Wandb:
 
     @hookimpl(rank_zero=True)
     def log(self, numbers: dict[str, float], at: Moment) -> None:
-        """Sends a row: the numbers, and the moment that they belong to."""
+        """Sends a row: the numbers, and their moment."""
         self._send(numbers, at)
 
     @hookimpl(rank_zero=True)
@@ -125,12 +125,12 @@ class Wandb:
 
     @hookimpl
     def exception(self, error: BaseException) -> None:
-        """Notes that the run has failed."""
+        """Records that the run has failed."""
         self._exit_code = 1
 
     @hookimpl
     def close(self) -> None:
-        """Ends the run: W&B writes and sends what is left."""
+        """Ends the run: W&B writes and sends the remaining data."""
         if self.run is not None:
             run = self.run
             self.run = None
@@ -140,7 +140,7 @@ class Wandb:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the run's id, the next step, and the last rows, which a kill may lose."""
-        # Which rows are sent again, and as which steps, depends on what a killed process has sent.
+        # Steps depend on the rows that a killed process has sent, so they aren't compared between runs.
         rows = [*map(list, self._rows)]
         return {"of_this_run": {"run_id": self._run_id, "step": self._step, "rows": rows}}
 
@@ -153,18 +153,18 @@ class Wandb:
         self._num_chars = sum(len(text) for _, text in self._rows)
         self._waiting = []
 
-    def _send(self, values: Mapping[str, Any], at: Moment) -> None:
-        row = {**values, **{f"{MOMENT}{name}": value for name, value in at._asdict().items()}}
+    def _send(self, values: Mapping[str, Any], moment: Moment) -> None:
+        row = {**values, **{f"{MOMENT}{name}": value for name, value in moment._asdict().items()}}
         if self.run is None:
             self._waiting.append(row)
         else:
             self._tried(lambda: self._add(row))
 
     def _begin(self, manifest: Mapping[str, Any]) -> None:
-        import wandb  # takes a second
+        import wandb  # importing it takes a second
 
         assert self._folder is not None
-        self._folder.names("wandb")  # refuses a link, through which W&B would write
+        self._folder.names("wandb")  # refuses a link, which W&B would follow
         goes_on = self._run_id is not None
         rows = offline_rows(self._folder, self._run_id) if self._run_id is not None else {}
         run = wandb.init(
@@ -179,9 +179,9 @@ class Wandb:
             resume="allow" if goes_on else None,
             dir=self._folder.path,
             config=config_of(manifest),
-            # Another trainer, or the script itself, may have a run under way.
+            # Another trainer, or the script itself, may have an active run.
             reinit="create_new",
-            # The streams are the command's, and links in the run's folder are refused.
+            # No console capture: the streams belong to the command. No symlinks: the run's folder refuses them.
             settings=wandb.Settings(console="off", symlink=False),
         )
         run.define_metric("*", step_metric=_BATCH)
@@ -189,22 +189,22 @@ class Wandb:
         self._run_id = run.id
         if goes_on:
             if not (run.offline or run.disabled):
-                first = self._rows[0][0] if self._rows else self._step
-                rows |= {row["_step"]: row for row in _sent(run, first)}
+                first_step = self._rows[0][0] if self._rows else self._step
+                rows |= {row["_step"]: row for row in _sent(run, first_step)}
             self._go_on(run.starting_step, rows)
 
     def _go_on(self, starting_step: int, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Sends those numbers of the checkpoint again that the killed process didn't get rid of.
+        """Sends the numbers of the checkpoint again that the killed process had not yet sent.
 
         Args:
-            rows: that are there, by their steps; online the last ones.
+            rows: existing rows by step; online only the last ones.
         """
-        again = self._rows
+        rows_of_checkpoint = self._rows
         self._rows = deque()
         self._num_chars = 0
-        first = again[0][0] if again else self._step
+        first_step = rows_of_checkpoint[0][0] if rows_of_checkpoint else self._step
         is_local = self.run is not None and self.run.offline
-        num_lost = first - sum(step < first for step in rows) if is_local else 0
+        num_lost = first_step - sum(step < first_step for step in rows) if is_local else 0
         if num_lost > 0:
             warnings.warn(
                 f"{num_lost} rows of numbers never reached W&B from a process that was killed",
@@ -214,22 +214,22 @@ class Wandb:
         self._there = Counter(
             (name, row[_BATCH])
             for step, row in rows.items()
-            if step >= first and _BATCH in row
+            if step >= first_step and _BATCH in row
             for name in row
             if name not in OF_WANDB and not name.startswith(MOMENT)
         )
-        for _, text in again:
+        for _, text in rows_of_checkpoint:
             self._add(json.loads(text))
 
     def _add(self, row: Row) -> None:
-        """Sends a row, without what is there; nothing where all of it is."""
+        """Sends a row without the values that exist already; skips a row without new values."""
         assert self.run is not None
         batch = int(row[_BATCH])
-        new = {name: one for name, one in row.items() if not self._is_there(name, batch)}
+        new = {name: value for name, value in row.items() if not self._is_there(name, batch)}
         if all(name.startswith(MOMENT) for name in new):
             return
         self.run.log(
-            {name: _as_sent(one) for name, one in new.items()}, step=self._step, commit=True
+            {name: _as_sent(value) for name, value in new.items()}, step=self._step, commit=True
         )
         self._rows.append((self._step, text := json.dumps(new)))
         self._step += 1
@@ -259,23 +259,25 @@ class Wandb:
 
 
 def _as_sent(value: Any) -> Any:
-    """Returns a value as W&B takes it: of a table a `wandb.Table`."""
+    """Converts a value to W&B's types: a table to a `wandb.Table`."""
     import wandb
 
     if not isinstance(value, dict):
         return _encodable(value)
-    rows = [[_encodable(one) for one in row] for row in zip(*value.values(), strict=True)]
+    rows = [[_encodable(cell) for cell in row] for row in zip(*value.values(), strict=True)]
     return wandb.Table([*map(_encodable, value)], rows, allow_mixed_types=True)
 
 
 def _encodable(value: Any) -> Any:
-    # Half a surrogate pair is not a text.
+    # An unpaired surrogate can't be encoded.
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _sent(run: Run, first: int) -> Iterable[Mapping[str, Any]]:
-    """Returns the rows that W&B's server has of a run, from a step on."""
+def _sent(run: Run, first_step: int) -> Iterable[Mapping[str, Any]]:
+    """Returns the rows of a run on W&B's server, from a step on."""
     import wandb
 
-    found: Iterable[Mapping[str, Any]] = wandb.Api().run(run.path).scan_history(min_step=first)
-    return found
+    history: Iterable[Mapping[str, Any]] = (
+        wandb.Api().run(run.path).scan_history(min_step=first_step)
+    )
+    return history

@@ -1,4 +1,4 @@
-"""Why a loss differs, by the pattern: what its parts weigh, whether the outputs differ, and where."""
+"""Likely causes of a difference: by the weights of microbatches, the outputs, and which laws break."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BY_TOKENS = 'Task(loss_weight=lambda batch: batch["attention_mask"].sum())'
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a loss differs.
+    """A likely cause of a loss that differs.
 
     Args:
-        kind: one word, for programs.
+        kind: short identifier, for programs.
         text: a sentence without its full stop.
-        fix: what to write or do.
+        fix: the change to make.
     """
 
     kind: str
@@ -31,9 +31,9 @@ class Cause:
     fix: str
 
 
-# What a cause leaves of the difference that it explains, at most.
+# Maximum share of the difference that a cause may leave unexplained.
 _CLOSE = 0.1
-# By what the mean would be right, with what to write.
+# The cause for each size by which the mean should be weighted.
 _DENOMINATORS: Mapping[str, Cause] = {
     "samples": Cause(
         "samples",
@@ -83,7 +83,7 @@ SUM_OR_DIVIDED = Cause(
 )
 WEIGHTS = Cause(
     "weights",
-    "not the mean of its parts: it has weights of its own, of classes say, or a term that looks at "
+    "not the mean of its parts: it has its own weights, such as class weights, or a term that looks at "
     "the whole batch",
     "give Task(loss_weight=...) the sum of the weights of a batch; declare a term over the batch",
 )
@@ -108,7 +108,7 @@ MIXED = Cause(
 STATE = Cause(
     "kept state",
     "the model keeps something from sample to sample, which its outputs depend on",
-    "let the forward pass use what the batch before left, and update it afterwards; or declare it",
+    "let the forward pass use the state from the previous batch, and update it afterwards; or declare it",
 )
 NEIGHBOURS = Cause(
     "neighbours",
@@ -133,12 +133,12 @@ PADDED_MEAN = Cause(
 )
 LEAK = Cause(
     "leak",
-    "what is in the padding reaches the outputs: the attention mask isn't used everywhere",
+    "the content of the padding reaches the outputs: the attention mask isn't used everywhere",
     "pass the attention mask to each layer that mixes positions",
 )
 POSITIONS = Cause(
     "positions",
-    "the outputs depend on the amount of padding: positions are counted from its start, say",
+    "the outputs depend on the amount of padding: for example because positions are counted from its start",
     "count positions by the attention mask: position_ids = (mask.cumsum(1) - 1).clamp(min=0)",
 )
 PADDED_LOSS = Cause(
@@ -154,19 +154,22 @@ RANDOM = Cause(
 UNKNOWN = Cause(
     "unknown",
     "the parts of the batch don't add up to the whole",
-    "compare one sample's loss alone and among others",
+    "compare the loss of a single sample alone and among others",
 )
 
 
 def cause_of(
-    variant: Variant, update: Update, whole: Measurement, siblings: Mapping[str, Update | None]
+    variant: Variant,
+    update: Update,
+    single_piece: Measurement,
+    siblings: Mapping[str, Update | None],
 ) -> Cause:
-    """Returns the likely cause.
+    """Returns the likely cause of a difference.
 
     Args:
-        update: that differs.
-        whole: the batch in one piece.
-        siblings: the first update that differs of each other variant, by name; None where the law
+        update: the update that differs.
+        single_piece: measurement of the batch in a single piece.
+        siblings: the first update that differs in each other variant, by name; None where the law
             holds.
     """
     if variant.law == DRAWS:
@@ -177,15 +180,15 @@ def cause_of(
         return CROSSED_LABELS if update.same_outputs else CROSSED
     outputs_differ = update.same_outputs is False
     if variant.law == ORDER:
-        return STATE if outputs_differ or whole.moved_buffers else NEIGHBOURS
+        return STATE if outputs_differ or single_piece.moved_buffers else NEIGHBOURS
     if outputs_differ:
-        if whole.batch_norms:
+        if single_piece.batch_norms:
             return BATCH_NORM
         return STATE if siblings.get("reversed") is not None else MIXED
-    found = _of_denominator(update, siblings)
-    if found is UNKNOWN and whole.batch_norms and update.same_outputs is None:
+    cause = _of_denominator(update, siblings)
+    if cause is UNKNOWN and single_piece.batch_norms and update.same_outputs is None:
         return BATCH_NORM
-    return found
+    return cause
 
 
 def _of_padding(update: Update, siblings: Mapping[str, Update | None]) -> Cause:
@@ -199,47 +202,51 @@ def _of_padding(update: Update, siblings: Mapping[str, Update | None]) -> Cause:
 
 
 def _of_denominator(update: Update, siblings: Mapping[str, Update | None]) -> Cause:
-    """Returns which mean the loss would be, by the losses of its parts."""
-    parts = update.parts
+    """Returns the cause in how microbatches are averaged, found by comparing possible averages."""
+    microbatches = update.parts
     compared = update.compared
     assert compared is not None
     expected = compared.reference
     close = min(_CLOSE * abs(compared.loss - expected), LOSS_TOLERANCE * abs(expected))
-    means = {name: mean for name in _DENOMINATORS if (mean := _mean_by(parts, name)) is not None}
+    means = {
+        name: mean for name in _DENOMINATORS if (mean := _mean_by(microbatches, name)) is not None
+    }
     errors = {name: abs(mean - expected) for name, mean in means.items()}
     best = min(errors, key=errors.__getitem__, default=None)
     if best is not None and errors[best] <= close:
         return _DENOMINATORS[best]
-    if not all(math.isfinite(one.loss) for one in parts):
+    if not all(math.isfinite(microbatch.loss) for microbatch in microbatches):
         return UNKNOWN
-    is_sum = abs(sum(one.loss for one in parts) - expected) <= close
-    is_divided = abs(compared.loss * len(parts) - expected) <= close
+    is_sum = abs(sum(microbatch.loss for microbatch in microbatches) - expected) <= close
+    is_divided = abs(compared.loss * len(microbatches) - expected) <= close
     if is_sum or is_divided:
         ranks_hold = "ranks" in siblings and siblings["ranks"] is None
         if is_divided and (ranks_hold or not is_sum):
             return DIVIDED
         return SUM if not is_divided or siblings.get("ranks") is not None else SUM_OR_DIVIDED
-    if any(abs(mean / len(parts) - expected) <= close for mean in means.values()):
+    if any(abs(mean / len(microbatches) - expected) <= close for mean in means.values()):
         return UNDIVIDED
     if siblings.get("reversed") is not None:
         return NEIGHBOURS
-    losses = [one.loss for one in parts]
+    losses = [microbatch.loss for microbatch in microbatches]
     return WEIGHTS if min(losses) <= expected <= max(losses) else PAIRS
 
 
-def _mean_by(parts: Sequence[Part], by: str) -> float | None:
-    """Returns the mean of the parts, weighed by one of their sizes.
+def _mean_by(microbatches: Sequence[Part], size_name: str) -> float | None:
+    """Returns the mean loss of the microbatches, weighted by one of their sizes.
 
-    None where they have no such size, or are weighed by it: it can't be the one that is missing.
+    None if they have no such size, or if the run already weights them by it: then that size can't be
+    the missing weight.
     """
-    sized = [(part.sizes.get(by, 0), part) for part in parts]
-    counted = [(size, part.loss) for size, part in sized if size]  # the mean over nothing is NaN
+    sized = [(part.sizes.get(size_name, 0), part) for part in microbatches]
+    # The mean loss over no elements is NaN: leave such microbatches out.
+    counted = [(size, part.loss) for size, part in sized if size]
     total = sum(size for size, _ in counted)
-    weights = sum(part.weight for part in parts)
-    if not total or all(_is(size / total, part.weight / weights) for size, part in sized):
+    weights = sum(part.weight for part in microbatches)
+    if not total or all(_is_close(size / total, part.weight / weights) for size, part in sized):
         return None
     return sum(size * loss for size, loss in counted) / total
 
 
-def _is(found: float, expected: float) -> bool:
-    return abs(found - expected) <= LOSS_TOLERANCE * abs(expected)
+def _is_close(value: float, expected: float) -> bool:
+    return abs(value - expected) <= LOSS_TOLERANCE * abs(expected)

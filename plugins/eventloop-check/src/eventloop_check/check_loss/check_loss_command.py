@@ -54,7 +54,7 @@ COMMAND = Command(
         CommandOption("json", "", "write JSON instead of text"),
     ),
 )  # fmt: skip
-# What each run has of its own.
+# Settings that the command sets for each run.
 _SETTINGS = {
     "max_duration": "1ba",
     "eval_interval": "none",
@@ -69,7 +69,7 @@ _OWN = (*_SETTINGS, "microbatch_size", "run_dir", "resume", "autoload")
 
 @dataclass(frozen=True)
 class _Run:
-    """The run of a variant, as one of a folder of runs."""
+    """The run of a variant in a folder of runs."""
 
     variant: Variant
     argv: Sequence[str] = field(hash=False)
@@ -103,7 +103,7 @@ def _run(arguments: Arguments) -> int:
 
 
 def declared_laws(arguments: Arguments, job: Job) -> dict[str, str]:
-    """Returns the laws that the task needn't keep, with the reasons: its file's and `--not`'s.
+    """Returns the laws that the task needn't keep, with reasons: from its file and from `--not`.
 
     Raises:
         TaskError: the file declares something else.
@@ -112,23 +112,25 @@ def declared_laws(arguments: Arguments, job: Job) -> dict[str, str]:
     label = arguments.task
     path = Path(label).absolute()
     modules = [*sys.modules.items()]
-    module = next(
-        (
-            one
-            for name, one in modules
-            if name == label or (path.suffix == ".py" and getattr(one, "__file__", "") == str(path))
-        ),
-        None,
-    )
+    module = None
+    for name, candidate in modules:
+        is_file = path.suffix == ".py" and getattr(candidate, "__file__", "") == str(path)
+        if name == label or is_file:
+            module = candidate
+            break
     declared = getattr(module, DECLARATION, {})
     is_mapping = isinstance(declared, Mapping)
-    if not is_mapping or not all(isinstance(one, str) for pair in declared.items() for one in pair):
+    if not is_mapping or not all(
+        isinstance(text, str) for pair in declared.items() for text in pair
+    ):
         raise TaskError(
             f"{DECLARATION} in {label} is {declared!r}, not reasons by law",
             fix=f'write {DECLARATION} = {{"microbatches": "batch norms"}}',
         )
-    named = [one.strip() for one in arguments.given.get("not", "").split(",") if one.strip()]
-    laws = {**declared, **{one: "--not" for one in named if one not in declared}}
+    laws = dict(declared)
+    for text in arguments.given.get("not", "").split(","):
+        if text.strip():
+            laws.setdefault(text.strip(), "--not")
     for law in laws:
         if law not in LAWS:
             raise UsageError(
@@ -139,11 +141,11 @@ def declared_laws(arguments: Arguments, job: Job) -> dict[str, str]:
 
 
 def _checked(arguments: Arguments, job: Job, declared: Mapping[str, str]) -> Report:
-    """Makes the runs, in a folder that is removed afterwards.
+    """Makes the runs in a temporary folder.
 
     Raises:
-        EventloopError: the batch in one piece can't be trained on.
-        KeyboardInterrupt, Terminated: a signal came.
+        EventloopError: training on the batch in a single piece fails.
+        KeyboardInterrupt, Terminated: a signal was received.
     """
     samples = arguments.count("samples", 16)
     jobs, threads = share_cores(job, arguments)
@@ -153,14 +155,18 @@ def _checked(arguments: Arguments, job: Job, declared: Mapping[str, str]) -> Rep
         processes = RunProcesses[_Run](runs_folder, jobs=jobs, threads=threads, modules=[_PROBE])
 
         def measure(variants: Sequence[Variant]) -> Measured:
-            runs = [_Run(one, _argv(arguments, one, folder, samples)) for one in variants]
+            runs = [
+                _Run(variant, _argv(arguments, variant, folder, samples)) for variant in variants
+            ]
             with _shown(runs):
-                outcomes = {one.run.variant.name: one for one in processes.outcomes(runs)}
+                outcomes = {
+                    outcome.run.variant.name: outcome for outcome in processes.outcomes(runs)
+                }
             if len(outcomes) < len(runs):
                 raise processes.stopped("nothing is reported")
             return {
-                name: _measured(folder / f"{name}.json") or one.reason
-                for name, one in outcomes.items()
+                name: _measured(folder / f"{name}.json") or outcome.reason
+                for name, outcome in outcomes.items()
             }
 
         with processes:
@@ -168,7 +174,7 @@ def _checked(arguments: Arguments, job: Job, declared: Mapping[str, str]) -> Rep
 
 
 def _shown(runs: Sequence[_Run]) -> AbstractContextManager[object]:
-    """Shows on a terminal what is computed, for as long as it is."""
+    """Shows the runs' titles on a terminal while they are computed."""
     if not sys.stderr.isatty() or not runs:
         return nullcontext()
     from rich.console import Console
@@ -177,7 +183,7 @@ def _shown(runs: Sequence[_Run]) -> AbstractContextManager[object]:
 
 
 def _measured(file: Path) -> Measurement | None:
-    """Returns what a run has measured; None where it failed before that."""
+    """Reads the measurement of a run; None if the run failed before it was written."""
     if not file.exists():
         return None
     return Measurement.from_json(json.loads(file.read_text(encoding="ascii")))
@@ -185,23 +191,23 @@ def _measured(file: Path) -> Measurement | None:
 
 def _argv(arguments: Arguments, variant: Variant, folder: Path, samples: int) -> list[str]:
     """Returns the command line of a variant's run."""
-    own = {**_SETTINGS, "microbatch_size": str(variant.microbatch_size or "none").lower()}
-    own |= {
+    options = {**_SETTINGS, "microbatch_size": str(variant.microbatch_size or "none").lower()}
+    options |= {
         "check_loss.variant": variant.name,
         "check_loss.folder": str(folder),
         "check_loss.samples": str(samples),
     }
     if "precision" not in arguments.flags:
-        own["precision"] = "fp32"  # in which a factor is more than rounding
+        options["precision"] = "fp32"  # half precision would hide small factors in rounding
     if (
         variant.num_ranks > 1
         and "device" not in arguments.flags
         and torch.accelerator.device_count() < 2
     ):
-        own["device"] = "cpu"  # two ranks can't share a GPU
+        options["device"] = "cpu"  # two ranks can't share a GPU
     return [
         *fit_argv(arguments),
         f"-p{_PROBE}:CheckLoss",
         *([f"--nproc={variant.num_ranks}"] if variant.num_ranks > 1 else []),
-        *(f"{flag(name)}={value}" for name, value in own.items()),
+        *(f"{flag(name)}={value}" for name, value in options.items()),
     ]

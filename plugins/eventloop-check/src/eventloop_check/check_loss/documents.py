@@ -1,7 +1,7 @@
-"""Documents that are packed into one sequence, in another order.
+"""Reorders documents that are packed into a sequence.
 
-Documents of a pack are told apart by `position_ids`, which begin at 0 in each. Their order must not
-count: no token sees another document, and none is predicted from another.
+Documents of a pack are separated by `position_ids`, which begin at 0 in each. Their order must not
+matter: no token attends to another document, and none is predicted from another.
 """
 
 # B = batch, T = position
@@ -27,8 +27,8 @@ class Pack:
     """A batch of packed documents.
 
     Args:
-        batch: of the data loader.
-        order: where each position of the reversed pack is taken from, shape (B, T).
+        batch: a batch of the data loader.
+        order: source position of each position in the reversed pack, shape (B, T).
     """
 
     batch: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Pack:
         """Finds the documents of a batch.
 
         Raises:
-            NotPackedError: there are none, or what else is in the batch depends on their order.
+            NotPackedError: there are none, or another tensor of the batch can't be reordered with them.
         """
         positions_BT = batch.get(_POSITIONS) if isinstance(batch, Mapping) else None
         if not isinstance(positions_BT, Tensor) or positions_BT.ndim != 2:
@@ -51,18 +51,18 @@ class Pack:
         starts_BT[:, 0] = True
         if int(starts_BT.sum(1).max()) < 2:
             raise NotPackedError("each of its sequences is one document")
-        for name, one in batch.items():
-            if isinstance(one, Tensor) and one.ndim and one.shape[:2] != positions_BT.shape:
+        for name, value in batch.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape[:2] != positions_BT.shape:
                 raise NotPackedError(f"it has {name!r}, of which the order isn't known")
         order_BT = torch.stack([_reversed(row) for row in starts_BT])
         return cls(batch, order_BT)
 
     def reversed(self) -> dict[str, Any]:
         """Returns the batch with the documents of each pack in reversed order."""
-        return {name: self._picked(one, self.order) for name, one in self.batch.items()}
+        return {name: self._picked(value, self.order) for name, value in self.batch.items()}
 
     def restored(self, rows: list[Tensor]) -> list[Tensor]:
-        """Returns what was found for the positions of each reversed pack, in the order of the batch."""
+        """Reorders values at the positions of reversed packs into the original order."""
         inverse_BT = self.order.argsort(1).cpu()
         return [
             row[inverse] if len(row) == len(inverse) else row

@@ -1,4 +1,4 @@
-"""Random numbers in a forward pass: dropout is switched off, other draws are noted.
+"""Random numbers in a forward pass: dropout is switched off, other draws are recorded.
 
 Batches that are cut or ordered differently draw other numbers for the same sample, so that their losses
 can't be compared.
@@ -34,25 +34,25 @@ _DRAWS = {
     *("exponential_", "geometric_", "cauchy_", "log_normal_", "poisson", "binomial"),
     *("rrelu", "rrelu_", "gumbel_softmax"),
 }
-# Of calls that drop out beside other things: the name and the place of the probability.
+# Functions with a dropout argument: the argument's name and position.
 _WITH_DROPOUT: dict[Any, tuple[str, int]] = {
     functional.scaled_dot_product_attention: ("dropout_p", 4),
     functional.multi_head_attention_forward: ("dropout_p", 10),
 }
 _LIBRARIES = tuple(
-    f"{Path(one).parent}{os.sep}" for one in (torch.__file__, eventloop.__file__, __file__)
+    f"{Path(path).parent}{os.sep}" for path in (torch.__file__, eventloop.__file__, __file__)
 )
 
 
 class Draws(TorchFunctionMode):
-    """Switches dropout off and notes what else draws random numbers, inside its context.
+    """Switches dropout off and records other random draws, inside its context.
 
     Args:
-        is_other: whether each draw is replaced by the one after it.
+        is_other: whether to change the random numbers: by another seed and an extra draw before each.
 
     Attributes:
-        dropouts: where dropout would have been, in order of the first call.
-        found: what drew, and where.
+        dropouts: lines at which dropout was switched off, in the order of the first calls.
+        found: descriptions of the draws, with their lines.
     """
 
     def __init__(self, *, is_other: bool = False) -> None:
@@ -60,7 +60,7 @@ class Draws(TorchFunctionMode):
         self.is_other = is_other
         self.dropouts: dict[str, None] = {}
         self.found: dict[str, None] = {}
-        self._before: list[Any] = []
+        self._states_before: list[Any] = []
 
     def __torch_function__(
         self,
@@ -69,26 +69,26 @@ class Draws(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name in _DROPOUTS:
-            if _is_on(args, given):
+            if _is_on(args, options):
                 self.dropouts.setdefault(_place())
-            return args[0] if args else given["input"]
+            return args[0] if args else options["input"]
         if func in _WITH_DROPOUT:
             key, idx = _WITH_DROPOUT[func]
-            p = args[idx] if len(args) > idx else given.get(key, 0.0)
-            if p and given.get("training", True):
+            p = args[idx] if len(args) > idx else options.get(key, 0.0)
+            if p and options.get("training", True):
                 self.dropouts.setdefault(_place())
             if len(args) > idx:
                 args = (*args[:idx], 0.0, *args[idx + 1 :])
             else:
-                given[key] = 0.0
+                options[key] = 0.0
         elif name in _DRAWS:
             self.found.setdefault(f"torch's {name} at {_place()}")
             if self.is_other:
-                func(*args, **given)
-        return func(*args, **given)
+                func(*args, **options)
+        return func(*args, **options)
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ class Draws(TorchFunctionMode):
             random.seed(1)
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(1)
-        self._before = _generators()
+        self._states_before = _generators()
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -105,32 +105,35 @@ class Draws(TorchFunctionMode):
         names = ("torch's generator", "Python's random", "numpy.random")
         moved = [
             name
-            for name, before, after in zip(names, self._before, _generators(), strict=False)
-            if before != after
+            for name, state_before, state_after in zip(
+                names, self._states_before, _generators(), strict=False
+            )
+            if state_before != state_after
         ]
+        # Draws of torch's functions are recorded already, with their lines.
         for name in moved if not self.found else moved[1:]:
             self.found.setdefault(f"{name}, which the passes move")
 
 
 def switch_off_recurrent_dropout(model: nn.Module) -> list[str]:
-    """Sets the dropout of recurrent layers to 0, in place: they call no function of dropout.
+    """Sets the dropout of recurrent layers to 0, in place: they don't call a dropout function.
 
     Returns:
         The names of the layers that had some.
     """
-    found = [
-        (name, one)
-        for name, one in model.named_modules()
-        if isinstance(one, nn.RNNBase) and one.dropout
-    ]
-    for _, layer in found:
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase) and module.dropout
+    }
+    for layer in layers.values():
         layer.dropout = 0.0
-    return [name for name, _ in found]
+    return [*layers]
 
 
-def _is_on(args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
-    p = args[1] if len(args) > 1 else given.get("p", 0.5)
-    training = args[2] if len(args) > 2 else given.get("training", given.get("train", True))
+def _is_on(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    p = args[1] if len(args) > 1 else options.get("p", 0.5)
+    training = args[2] if len(args) > 2 else options.get("training", options.get("train", True))
     return bool(p and training)
 
 
@@ -138,20 +141,20 @@ def _generators() -> list[Any]:
     """Returns the state of each global generator."""
     states = [torch.get_rng_state().tolist(), random.getstate()]
     if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        states.append((kind, keys.tolist(), *rest))
+        kind, keys, *other_entries = sys.modules["numpy"].random.get_state()
+        states.append((kind, keys.tolist(), *other_entries))
     return states
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Whether a frame is in torch, eventloop, or the pretend device, which stands in for torch."""
+    """Whether a frame is in torch, eventloop, or the simulated device, which replaces torch's methods."""
     module = str(frame.f_globals.get("__name__", ""))
     is_pretend = module.startswith("eventloop_testing.pretend.")
     return is_pretend or frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
 def _place() -> str:
-    """Returns the line of the user's that calls, for a message."""
+    """Returns the innermost line of the user's code, for a message."""
     frame = inspect.currentframe()
     while frame is not None and _is_library(frame):
         frame = frame.f_back

@@ -11,7 +11,7 @@ PADDING = "padding"
 RANKS = "ranks"
 ORDER = "order"
 DRAWS = "draws"
-# What each law says, for the help.
+# Descriptions of the laws, for the help text.
 LAWS: Mapping[str, str] = MappingProxyType(
     {
         MICROBATCHES: "microbatches give the loss and gradient of the batch in one piece",
@@ -25,18 +25,18 @@ LAWS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute the loss of the batch.
+    """A way to compute the loss of the batch.
 
     Args:
-        name: of its run, in messages and files.
-        law: that the loss is as in `reference`.
-        title: of its row.
-        batch: what is made of the batch: "whole", "reversed", "short", "padded", "other padding",
+        name: name of its run, in messages and files.
+        law: the law that the loss equals the loss of `reference`.
+        title: title of its row in the report.
+        batch: change to the batch: "whole" (none), "reversed", "short", "padded", "other padding",
             "documents".
-        microbatch_size: samples of a microbatch; None for the batch in one piece.
-        reference: the variant that it is compared with; "" for one that others are compared with.
-        num_ranks: how many ranks share the batch.
-        other_draws: whether random numbers are others.
+        microbatch_size: number of samples in a microbatch; None for the batch in a single piece.
+        reference: the variant that it is compared with; "" for a reference itself.
+        num_ranks: number of ranks that share the batch.
+        other_draws: whether to change the random numbers.
     """
 
     name: str
@@ -77,5 +77,5 @@ COMPARED = (
     Variant("reversed", ORDER, "reversed order", batch="reversed"),
 )
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
-    {one.name: one for one in (WHOLE, SHORT, DOCUMENTS, OTHER_DRAWS, *COMPARED)}
+    {variant.name: variant for variant in (WHOLE, SHORT, DOCUMENTS, OTHER_DRAWS, *COMPARED)}
 )

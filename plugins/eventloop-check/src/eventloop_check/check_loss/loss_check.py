@@ -1,4 +1,4 @@
-"""The check: which variants can be tried, and what came of each."""
+"""The check: runs the variants that can be tried, and judges the results."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from eventloop_check.check_loss.measurement import Measurement, Update
 
 Result = Literal["holds", "differs", "declared", "not tried", "failed"]
 _NO_BATCH = "there is no batch that could be split"
-# What a run measured, by the variant's name; why it failed.
+# By the variant's name: the measurement of its run, or the reason why it failed.
 Measured = Mapping[str, Measurement | str]
 Measure = Callable[[Sequence[Variant]], Measured]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a variant.
+    """The result of a variant.
 
     Args:
-        update: the first that differs.
-        cause: why it does, likely.
-        reason: why it wasn't tried, why it failed, or what is declared.
+        update: the first update that differs.
+        cause: its likely cause.
+        reason: why the variant wasn't tried or failed, or the declared reason.
     """
 
     variant: Variant
@@ -49,11 +49,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a check.
+    """The results of a check.
 
     Args:
-        whole: the batch in one piece.
-        unneeded: laws that are declared as not kept, and are kept.
+        whole: measurement of the batch in a single piece.
+        unneeded: laws that are declared as not kept, but are kept.
     """
 
     whole: Measurement
@@ -68,94 +68,110 @@ class Report:
 
 
 def check(measure: Measure, declared: Mapping[str, str]) -> Report:
-    """Compares the loss of a batch in one piece with that of each variant.
+    """Compares the loss of a batch in a single piece with the loss of each variant.
 
     Args:
-        measure: runs variants, each as if by itself, and returns what they measured.
+        measure: runs variants, independently of each other, and returns their measurements.
         declared: laws that the task doesn't keep, with the reasons.
 
     Raises:
-        EventloopError: the batch in one piece can't be trained on.
+        EventloopError: training on the batch in a single piece fails.
     """
-    whole = measure([WHOLE])[WHOLE.name]
-    if isinstance(whole, str):
+    single_piece = measure([WHOLE])[WHOLE.name]
+    if isinstance(single_piece, str):
         raise EventloopError(
-            f"the batch in one piece fails: {whole}",
+            f"the batch in one piece fails: {single_piece}",
             fix="see that `eventloop fit TASK --dry-run` works",
         )
-    untried = {one.name: reason for one in COMPARED if (reason := why_not(one, whole))}
-    tried = [one for one in COMPARED if one.name not in untried]
-    if not whole.unpacked and whole.updates:
+    untried = {}
+    for variant in COMPARED:
+        if reason := obstacle(variant, single_piece):
+            untried[variant.name] = reason
+    tried = [variant for variant in COMPARED if variant.name not in untried]
+    if not single_piece.unpacked and single_piece.updates:
         tried.append(DOCUMENTS)
-    if whole.draws and whole.updates:
+    if single_piece.draws and single_piece.updates:
         tried.append(OTHER_DRAWS)
-    with_short = [one for one in tried if one.reference == SHORT.name]
-    found = dict(measure([*[SHORT][: len(with_short)], *(set_minus(tried, with_short))]))
-    if with_short and isinstance(why := found[SHORT.name], str):
-        found |= dict.fromkeys((one.name for one in with_short), why)
-    else:
-        found |= measure(with_short) if with_short else {}
-    rows = _judged(tried, found, whole)
+    # Variants of unequal lengths are compared with the run SHORT, which has to come first.
+    with_short = [variant for variant in tried if variant.reference == SHORT.name]
+    references = [SHORT] if with_short else []
+    measured = dict(measure([*references, *set_minus(tried, with_short)]))
+    if with_short and isinstance(failure := measured[SHORT.name], str):
+        measured |= dict.fromkeys((variant.name for variant in with_short), failure)
+    elif with_short:
+        measured |= measure(with_short)
+    rows = _judged(tried, measured, single_piece)
     rows += [
-        Row(one, "not tried", reason=untried[one.name]) for one in COMPARED if one.name in untried
+        Row(variant, "not tried", reason=untried[variant.name])
+        for variant in COMPARED
+        if variant.name in untried
     ]
     rows.sort(key=lambda row: [*COMPARED, DOCUMENTS, OTHER_DRAWS].index(row.variant))
-    return Report(whole, [_declared(row, declared) for row in rows], _unneeded(rows, declared))
+    return Report(
+        single_piece, [_declared(row, declared) for row in rows], _unneeded(rows, declared)
+    )
 
 
-def set_minus(variants: Iterable[Variant], others: Iterable[Variant]) -> list[Variant]:
-    """Returns the variants that aren't among the others, in order."""
-    left_out = set(others)
-    return [one for one in variants if one not in left_out]
+def set_minus(variants: Iterable[Variant], excluded: Iterable[Variant]) -> list[Variant]:
+    """Returns the variants that aren't excluded, in order."""
+    excluded_set = set(excluded)
+    return [variant for variant in variants if variant not in excluded_set]
 
 
-def why_not(variant: Variant, whole: Measurement) -> str:
-    """Returns why a variant can't be tried; "" if it can."""
-    if not whole.updates:
+def obstacle(variant: Variant, single_piece: Measurement) -> str:
+    """Returns the reason why a variant can't be tried; "" if it can."""
+    if not single_piece.updates:
         return "the task trains without the loop's updates, so that no loss was seen"
-    # An owner of `train_batch` may put batches of its own in the place of the data loader's.
-    samples = max(part.sizes["samples"] for one in whole.updates for part in one.parts)
+    # A plugin that replaces `train_batch` may use other batches than the data loader's.
+    samples = max(part.sizes["samples"] for update in single_piece.updates for part in update.parts)
     if variant.microbatch_size and samples <= variant.microbatch_size:
         return f"the batch has {counted(samples, 'sample')}" if samples else _NO_BATCH
     if variant.law == PADDING:
-        return whole.unpadded
-    if variant.law == RANKS and not whole.samples:
-        return ""  # each rank trains on what the task has
+        return single_piece.unpadded
+    if variant.law == RANKS and not single_piece.samples:
+        return ""  # without a data loader, each rank trains on the task's own data
     if variant.law in (RANKS, ORDER):
-        return whole.unpicked or ("the batch has 1 sample" if whole.samples == 1 else "")
+        single_sample = "the batch has 1 sample" if single_piece.samples == 1 else ""
+        return single_piece.unpicked or single_sample
     return ""
 
 
-def _judged(tried: Iterable[Variant], found: Measured, whole: Measurement) -> list[Row]:
+def _judged(tried: Iterable[Variant], measured: Measured, single_piece: Measurement) -> list[Row]:
     """Returns a row for each variant that was tried."""
-    differing = {one.name: _first_that_differs(found[one.name]) for one in tried}
+    differing = {variant.name: _first_that_differs(measured[variant.name]) for variant in tried}
     is_random = differing.get(OTHER_DRAWS.name) is not None
-    known = {
+    # Causes look at the other variants; with random draws a difference there shows nothing.
+    siblings = {
         name: update
         for name, update in differing.items()
-        if not isinstance(found[name], str) and not is_random
+        if not isinstance(measured[name], str) and not is_random
     }
+    num_expected = len(single_piece.updates)
     rows = []
-    for one in tried:
-        measured = found[one.name]
-        update = differing[one.name]
-        if isinstance(measured, str):
-            rows.append(Row(one, "failed", reason=measured))
-        elif len(measured.updates) != len(whole.updates):
-            made = f"{len(measured.updates)} updates were made, {len(whole.updates)} in one piece"
-            rows.append(Row(one, "failed", reason=made))
+    for variant in tried:
+        measurement = measured[variant.name]
+        update = differing[variant.name]
+        if isinstance(measurement, str):
+            rows.append(Row(variant, "failed", reason=measurement))
+        elif len(measurement.updates) != num_expected:
+            num_updates = len(measurement.updates)
+            reason = f"{num_updates} updates were made, {num_expected} in one piece"
+            rows.append(Row(variant, "failed", reason=reason))
         elif update is None:
-            rows.append(Row(one, "holds"))
-        elif is_random and one.law != DRAWS:
-            rows.append(Row(one, "not tried", reason="the passes draw random numbers"))
+            rows.append(Row(variant, "holds"))
+        elif is_random and variant.law != DRAWS:
+            rows.append(Row(variant, "not tried", reason="the passes draw random numbers"))
         else:
-            rows.append(Row(one, "differs", update, cause_of(one, update, whole, known)))
+            cause = cause_of(variant, update, single_piece, siblings)
+            rows.append(Row(variant, "differs", update, cause))
     return rows
 
 
 def _first_that_differs(measured: Measurement | str) -> Update | None:
     updates = () if isinstance(measured, str) else measured.updates
-    return next((one for one in updates if one.compared and not one.compared.holds), None)
+    return next(
+        (update for update in updates if update.compared and not update.compared.holds), None
+    )
 
 
 def _declared(row: Row, declared: Mapping[str, str]) -> Row:

@@ -1,4 +1,4 @@
-"""What one run measures of the loss, as JSON can hold it."""
+"""The measurement of a run, JSON-serializable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from eventloop_check.check_loss.compare import Comparison
 
 @dataclass(frozen=True)
 class Part:
-    """A microbatch, or what a rank has of it.
+    """A microbatch, or a rank's share of it.
 
     Args:
-        loss: as the task computes it.
-        weight: in the mean over the batch, as the run weighs it.
-        sizes: by what it could be weighed: samples, labels that count, positions.
+        loss: the loss that the task computes.
+        weight: its weight in the mean over the batch, in this run.
+        sizes: sizes by which it could be weighted: samples, labels, positions.
     """
 
     loss: float
@@ -26,14 +26,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the optimizers.
+    """An update of the optimizers.
 
     Args:
-        idx: its number within the batch.
-        loss: of the batch: the weighted mean of its parts.
-        parts: of all ranks, in order.
-        compared: with the reference; None in a reference.
-        same_outputs: whether the model's outputs are those of the reference; None if unknown.
+        idx: position within the batch.
+        loss: loss of the batch: the weighted mean over its parts.
+        parts: parts on all ranks, in order.
+        compared: comparison with the reference; None in a reference.
+        same_outputs: whether the model's outputs equal the reference's; None if unknown.
     """
 
     idx: int
@@ -45,18 +45,18 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run measures.
+    """The measurement of a run.
 
     Args:
-        updates: of the batch; none where the task trains without the loop's updates.
-        samples: of the batch; 0 where there is no data loader.
-        unpicked: why its samples can't be ordered otherwise; "".
-        unpadded: why its padding can't be changed; "".
-        unpacked: why there are no packed documents to order otherwise; "".
-        dropouts: where dropout was switched off.
-        draws: what else draws random numbers.
-        batch_norms: layers that compute over the samples they are given.
-        moved_buffers: of the model, by the passes over the batch.
+        updates: updates of the batch; empty if the task trains without the loop's updates.
+        samples: number of samples in the batch; 0 without a data loader.
+        unpicked: why its samples can't be reordered; "" if they can.
+        unpadded: why its padding can't be changed; "" if it can.
+        unpacked: why it has no packed documents to reorder; "" if it has.
+        dropouts: lines at which dropout was switched off.
+        draws: other random draws.
+        batch_norms: layers that compute statistics over the samples.
+        moved_buffers: buffers of the model that the passes over the batch changed.
     """
 
     updates: Sequence[Update]
@@ -70,20 +70,20 @@ class Measurement:
     moved_buffers: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it."""
+        """Returns the measurement as JSON-serializable data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Measurement:
-        """Returns what `to_json` was called on."""
+        """Inverse of `to_json`."""
         updates = [
             Update(
-                one["idx"],
-                one["loss"],
-                [Part(**part) for part in one["parts"]],
-                None if one["compared"] is None else Comparison(**one["compared"]),
-                one["same_outputs"],
+                update["idx"],
+                update["loss"],
+                [Part(**part) for part in update["parts"]],
+                None if update["compared"] is None else Comparison(**update["compared"]),
+                update["same_outputs"],
             )
-            for one in content["updates"]
+            for update in content["updates"]
         ]
         return cls(**{**content, "updates": updates})

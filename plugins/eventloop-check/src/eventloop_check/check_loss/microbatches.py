@@ -1,4 +1,4 @@
-"""What is measured of a microbatch besides its loss: its sizes, and fingerprints of the outputs."""
+"""Measures of a microbatch other than its loss: its sizes, and fingerprints of the outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eventloop_check.check_loss.sequences import NotPaddedError, num_counted, re
 
 
 def sizes_of(batch: Any) -> dict[str, int]:
-    """Returns by what a microbatch could be weighed in the mean."""
+    """Returns the sizes by which a microbatch could be weighted in the mean."""
     sizes = {"samples": num_samples(batch) if has_samples(batch) else 0}
     for name, is_shifted in (("labels", False), ("shifted labels", True)):
         if (num := num_counted(batch, is_shifted=is_shifted)) is not None:
@@ -27,20 +27,23 @@ def sizes_of(batch: Any) -> dict[str, int]:
 
 
 def prints_of(outputs: Any, batch: Any) -> list[Tensor] | None:
-    """Returns the fingerprints of a model's outputs; None where they aren't one tensor of samples."""
-    found = predictions(outputs)
-    if not isinstance(found, Tensor) or not found.ndim or not has_samples(batch):
+    """Returns the fingerprints of a model's outputs; None unless they are a tensor with a row per sample."""
+    output = predictions(outputs)
+    if not isinstance(output, Tensor) or not output.ndim or not has_samples(batch):
         return None
-    if len(found) != num_samples(batch):
+    if len(output) != num_samples(batch):
         return None
     try:
-        return fingerprints(found, real_positions(batch))
+        return fingerprints(output, real_positions(batch))
     except NotPaddedError:
-        return fingerprints(found)
+        return fingerprints(output)
 
 
-def joined(several: Sequence[list[Tensor] | None]) -> list[Tensor]:
-    """Returns the fingerprints of all ranks; none where a rank has none."""
-    if any(one is None for one in several):
-        return []
-    return [found for one in several if one is not None for found in one]
+def joined(rank_prints: Sequence[list[Tensor] | None]) -> list[Tensor]:
+    """Concatenates the fingerprints of all ranks; empty if a rank has none."""
+    joined_prints: list[Tensor] = []
+    for prints in rank_prints:
+        if prints is None:
+            return []
+        joined_prints += prints
+    return joined_prints

@@ -1,4 +1,4 @@
-"""The plugin that takes part in a run: prepares its batch, and measures loss and gradients."""
+"""The plugin added to each run: prepares its batch, and measures loss and gradients."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class CheckLoss:
-    """Measures the loss and the gradients of one batch, and makes no step with them.
+    """Measures the loss and the gradients of a single batch, and skips the optimizer step.
 
-    `eventloop check-loss` adds it to its runs. The weights of microbatches and ranks, and the sum of
-    their gradients, are those of the loop.
+    `eventloop check-loss` adds it to its runs. The loop itself weights microbatches and ranks, and sums
+    their gradients.
 
     Args:
-        variant: how the batch is computed.
-        folder: of the check: has the batch, and what was measured of the references.
-        samples: of the batch, at most.
+        variant: name of the variant to measure.
+        folder: folder of the check, with the batch and the measurements of the references.
+        samples: maximum number of samples in the batch.
     """
 
     role = "algorithm"
@@ -58,21 +58,21 @@ class CheckLoss:
         self._kind = VARIANTS[variant]
         self._draws = Draws(is_other=self._kind.other_draws)
         self._recurrent: list[str] = []
-        self._whole: Any = {}
+        self._batch: Any = {}
         self._parts: list[Part] = []
         self._prints: list[Tensor] | None = []
         self._updates: list[Update] = []
         self._measured: list[dict[str, Any]] = []
-        self._expected: list[dict[str, Any]] = []
+        self._reference: list[dict[str, Any]] = []
         self._moved: list[str] = []
 
     @hookimpl(conditional=True, tryfirst=True)
     def build_train_dataloader(self, state: State) -> Any:
-        """Has each of several ranks take its part of the batch: a data set may be too small for both."""
+        """Assigns each of several ranks its share of the batch: a dataset may be too small for both."""
         if self._kind.num_ranks == 1:
             return None
-        self._whole = self._saved("cpu")
-        return OnlyBatch(self._prepared(state.data_rank)) if has_samples(self._whole) else None
+        self._batch = self._saved("cpu")
+        return OnlyBatch(self._prepared(state.data_rank)) if has_samples(self._batch) else None
 
     @hookimpl
     def build_eval_dataloaders(self, state: State) -> Mapping[str, Any]:
@@ -91,50 +91,52 @@ class CheckLoss:
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        """Reads the reference, and switches off what isn't seen when it is called."""
-        # The core's comparison of halves; the report of this run says more.
+        """Reads the reference, and switches off dropout that no function call would reveal."""
+        # The core's own comparison of microbatches; the report of this command is more detailed.
         warnings.filterwarnings("ignore", "microbatches of .* train something else")
         self._recurrent = switch_off_recurrent_dropout(state.model)
         if self._kind.reference:
-            self._expected = torch.load(self.folder / f"{self._kind.reference}.pt")
+            self._reference = torch.load(self.folder / f"{self._kind.reference}.pt")
 
     @hookimpl
     def after_dataloader(self, state: State) -> None:
-        """Replaces the batch of the data loader with that of the check."""
+        """Replaces the batch of the data loader with the check's batch."""
         if self.variant == "whole":
-            self._whole = state.batch = self._limited(state.batch)
+            self._batch = state.batch = self._limited(state.batch)
             file = self.folder / BATCH
-            torch.save(map_tensors(lambda one: one.to("cpu"), state.batch), file)
-        else:  # on several ranks again: another plugin may have transformed it by now
-            self._whole = self._saved(state.device)
+            torch.save(map_tensors(lambda tensor: tensor.to("cpu"), state.batch), file)
+        else:  # even if the data loader made it: another plugin may have transformed it since
+            self._batch = self._saved(state.device)
             state.batch = self._prepared(state.data_rank)
-        state.even_batches = False  # so that the ranks compare what their parts weigh
+        state.even_batches = False  # ranks get unequal parts, whose weights are to be compared
 
     @hookimpl(wrapper=True, tryfirst=True)
     def train_batch(self, state: State) -> Generator[None, Any, Any]:
-        """Switches dropout off, and sees what draws random numbers and what moves in the model."""
-        before = {name: one.clone() for name, one in state.model.named_buffers()}
+        """Switches dropout off, and records random draws and changes of the model's buffers."""
+        buffers_before = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
         with self._draws:
             result = yield
-        now = dict(state.model.named_buffers())
+        buffers = dict(state.model.named_buffers())
         self._moved = [
-            name for name, one in before.items() if name in now and not torch.equal(one, now[name])
+            name
+            for name, buffer in buffers_before.items()
+            if name in buffers and not torch.equal(buffer, buffers[name])
         ]
         return result
 
     @hookimpl(trylast=True)
     def before_backward(self, state: State) -> None:
-        """Measures a microbatch. It waits for the device: this run is short."""
+        """Measures a microbatch. Synchronizes with the device: the run is short."""
         assert state.loss is not None
-        # Of a batch in one piece, a run asks for no weight.
+        # The loop doesn't ask for the weight of a batch in a single piece.
         is_whole = state.num_microbatches == 1 and state.data_world_size == 1
         weight = 1.0 if is_whole else float(state.current_weight())
         self._parts.append(Part(float(state.loss.detach()), weight, sizes_of(state.microbatch)))
-        found = prints_of(state.outputs, state.microbatch)
-        if found is None or self._prints is None:
+        prints = prints_of(state.outputs, state.microbatch)
+        if prints is None or self._prints is None:
             self._prints = None
         else:
-            self._prints += found
+            self._prints += prints
 
     @hookimpl(wrapper=True, tryfirst=True)
     def clip_gradients(
@@ -143,13 +145,13 @@ class CheckLoss:
         """Measures the loss and the gradients of the batch, before they are clipped."""
         assert state.loss is not None
         ranks = state.all_gather((float(state.loss), self._parts, self._prints))
-        loss = sum(one for one, _, _ in ranks) / len(ranks)
-        parts = [part for _, several, _ in ranks for part in several]
-        prints = joined([several for _, _, several in ranks])
+        loss = sum(rank_loss for rank_loss, _, _ in ranks) / len(ranks)
+        parts = [part for _, rank_parts, _ in ranks for part in rank_parts]
+        prints = joined([rank_prints for _, _, rank_prints in ranks])
         if self._kind.batch == "reversed":
             prints.reverse()
         elif self._kind.batch == "documents" and prints:
-            prints = Pack.of(self._whole).restored(prints)
+            prints = Pack.of(self._batch).restored(prints)
         named = dict(state.model.named_parameters())
         gradients = {
             name: param.grad.detach().to("cpu", copy=True)
@@ -163,27 +165,27 @@ class CheckLoss:
 
     @hookimpl
     def should_skip_step(self, state: State) -> bool:
-        """Makes no step."""
+        """Skips the step: the run only measures."""
         return True
 
     @hookimpl
     def fit_end(self, state: State) -> None:
-        """Writes what was measured."""
+        """Writes the measurement, on rank 0."""
         if state.rank:
             return
-        batch = self._whole
+        batch = self._batch
         measured = Measurement(
             self._updates,
             num_samples(batch) if has_samples(batch) else 0,
-            _why_not(lambda: picked(batch, [0])) if has_samples(batch) else "it has no samples",
-            _why_not(lambda: Sequences.of(batch)),
-            _why_not(lambda: Pack.of(batch)),
+            _obstacle(lambda: picked(batch, [0])) if has_samples(batch) else "it has no samples",
+            _obstacle(lambda: Sequences.of(batch)),
+            _obstacle(lambda: Pack.of(batch)),
             [*self._draws.dropouts, *self._recurrent],
             [*self._draws.found],
             [
                 name
-                for name, one in state.model.named_modules()
-                if isinstance(one, _BATCH_NORMS) and one.training
+                for name, module in state.model.named_modules()
+                if isinstance(module, _BATCH_NORMS) and module.training
             ],
             self._moved,
         )
@@ -199,26 +201,27 @@ class CheckLoss:
         prints: list[Tensor],
         gradients: Mapping[str, Tensor],
     ) -> None:
-        """Keeps an update of a reference, or compares it with that of the reference."""
+        """Stores an update of a reference, or compares an update with the reference's."""
         idx = len(self._updates)
         if not self._kind.reference:
             self._measured.append({"loss": loss, "gradients": gradients, "prints": prints})
             self._updates.append(Update(idx, loss, parts))
             return
-        if idx == len(self._expected):
-            return  # an update more than the batch in one piece has
-        expected = self._expected[idx]
-        total = sum(one.weight for one in parts)
-        # The mean over nothing is NaN, and weighs nothing.
-        size = sum(abs(one.loss) * one.weight for one in parts if one.weight) / (total or 1.0)
+        if idx == len(self._reference):
+            return  # more updates than the reference has; reported by their number
+        expected = self._reference[idx]
+        total_weight = sum(part.weight for part in parts)
+        # The mean loss over no elements is NaN and has weight 0: leave it out of the sum.
+        weighted_losses = sum(abs(part.loss) * part.weight for part in parts if part.weight)
+        size = weighted_losses / (total_weight or 1.0)
         compared = compare(loss, gradients, expected["loss"], expected["gradients"], size)
-        same = are_same_outputs(prints, expected["prints"])
-        self._updates.append(Update(idx, loss, parts, compared, same))
+        same_outputs = are_same_outputs(prints, expected["prints"])
+        self._updates.append(Update(idx, loss, parts, compared, same_outputs))
 
     def _limited(self, batch: Any) -> Any:
-        """Returns the first samples of a batch; all of one whose samples can't be picked.
+        """Returns the first samples of a batch; the whole batch if samples can't be selected.
 
-        Of `Microbatches`, which nothing splits, they are those of the first part.
+        `Microbatches` can't be split any further: returns the first samples of its first part.
         """
         if isinstance(batch, Microbatches):
             batch = batch.parts[0]
@@ -230,12 +233,12 @@ class CheckLoss:
             return batch
 
     def _saved(self, device: torch.device | str) -> Any:
-        """Returns the batch that the first run saved: this command's file, of whatever classes."""
+        """Loads the batch that the first run saved; trusted, because this command wrote it."""
         return torch.load(self.folder / BATCH, map_location=device, weights_only=False)
 
     def _prepared(self, rank: int) -> Any:
-        """Returns what this variant, or this rank of it, makes of the batch."""
-        batch = self._whole
+        """Returns the batch as changed for this variant and rank."""
+        batch = self._batch
         kind = self._kind
         if kind.num_ranks > 1 and has_samples(batch):
             return picked(batch, part_of_rank(num_samples(batch), rank))
@@ -252,7 +255,7 @@ class CheckLoss:
         return batch
 
 
-def _why_not(call: Callable[[], object]) -> str:
+def _obstacle(call: Callable[[], object]) -> str:
     try:
         call()
     except (CannotPickError, NotPackedError, NotPaddedError) as error:

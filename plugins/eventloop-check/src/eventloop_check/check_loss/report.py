@@ -11,28 +11,28 @@ from eventloop.commands import counted, write_lines, write_table
 from eventloop.toolbox import first_of
 from eventloop_check.check_loss.loss_check import Report, Row
 
-_MOST_PLACES = 3
+_MAX_PLACES = 3
 
 
 def write_report(report: Report) -> None:
-    """Writes the table, and what explains it."""
+    """Writes the table and the explanations below it."""
     write_lines(_header(report))
-    several = len(report.whole.updates) > 1
-    rows = [_cells(row, several) for row in report.rows]
+    has_several_updates = len(report.whole.updates) > 1
+    rows = [_cells(row, has_several_updates) for row in report.rows]
     write_table(("", "result", "loss", "gradient", "rest"), rows)
     write_lines(_explained(report))
 
 
 def content_of(task: str, report: Report) -> dict[str, Any]:
-    """Returns the report as JSON can hold it."""
-    whole = report.whole
+    """Returns the report as JSON-serializable data."""
+    single_piece = report.whole
     return {
         "task": task,
         "succeeds": report.succeeds,
-        "samples": whole.samples,
-        "losses": [one.loss for one in whole.updates],
-        "dropout_off": list(whole.dropouts),
-        "draws": list(whole.draws),
+        "samples": single_piece.samples,
+        "losses": [update.loss for update in single_piece.updates],
+        "dropout_off": list(single_piece.dropouts),
+        "draws": list(single_piece.draws),
         "declared_but_kept": list(report.unneeded),
         "rows": [_content(row) for row in report.rows],
     }
@@ -58,31 +58,33 @@ def _content(row: Row) -> dict[str, Any]:
 
 
 def _header(report: Report) -> Iterator[str]:
-    whole = report.whole
-    losses = ", ".join(f"{one.loss:.6g}" for one in whole.updates[:_MOST_PLACES])
-    losses += ", ..." if len(whole.updates) > _MOST_PLACES else ""
-    of = f"{counted(whole.samples, 'sample')}" if whole.samples else "no data loader"
-    yield f"one batch in one piece: {of}, loss {losses or 'unseen'}"
-    if whole.dropouts:
-        yield f"dropout is off, to compare what it would draw anew: {_places(whole.dropouts)}"
-    if whole.draws:
-        yield f"random numbers: {_places(whole.draws)}"
+    single_piece = report.whole
+    losses = ", ".join(f"{update.loss:.6g}" for update in single_piece.updates[:_MAX_PLACES])
+    losses += ", ..." if len(single_piece.updates) > _MAX_PLACES else ""
+    size = (
+        f"{counted(single_piece.samples, 'sample')}" if single_piece.samples else "no data loader"
+    )
+    yield f"one batch in one piece: {size}, loss {losses or 'unseen'}"
+    if single_piece.dropouts:
+        yield f"dropout is off, to compare what it would draw anew: {_places(single_piece.dropouts)}"
+    if single_piece.draws:
+        yield f"random numbers: {_places(single_piece.draws)}"
     yield ""
 
 
-def _places(several: Iterable[str]) -> str:
-    return first_of(several, _MOST_PLACES, "; ")
+def _places(places: Iterable[str]) -> str:
+    return first_of(places, _MAX_PLACES, "; ")
 
 
-def _cells(row: Row, several: bool) -> tuple[str, ...]:
-    """Returns a line of the table; where the batch makes several updates, with the number of one."""
+def _cells(row: Row, has_several_updates: bool) -> tuple[str, ...]:
+    """Returns a line of the table; if a batch makes several updates, with the number of the update."""
     title = row.variant.title
     update = row.update
     if update is None or update.compared is None:
         return (title, row.result, "", "", "")
     compared = update.compared
     return (
-        f"{title}, update {update.idx + 1}" if several else title,
+        f"{title}, update {update.idx + 1}" if has_several_updates else title,
         row.result,
         _factor(compared.loss_factor),
         _factor(compared.scale),
@@ -98,12 +100,12 @@ def _factor(value: float) -> str:
 
 
 def _explained(report: Report) -> Iterator[str]:
-    """Yields what the table doesn't show: causes, reasons, and a summary."""
+    """Yields the lines below the table: causes, reasons, and a summary."""
     if any(row.update is not None for row in report.rows):
         yield ""
         yield "loss, gradient: by which factor they differ; rest: what it leaves of the gradient"
-    found = ((row.cause, row) for row in report.rows if row.result == "differs")
-    for cause, rows in _grouped(found):
+    causes = ((row.cause, row) for row in report.rows if row.result == "differs")
+    for cause, rows in _grouped(causes):
         yield ""
         yield f"{_titles(rows)}: {cause.text}"
         yield f"  fix  {cause.fix}"
@@ -128,12 +130,12 @@ def _noted(report: Report, result: str, word: str) -> Iterator[str]:
 def _sum(report: Report) -> str:
     results = [row.result for row in report.rows]
     names = ("hold", "holds"), ("differ", "differs"), ("failed",) * 2, ("declared",) * 2
-    found = [
+    counts = [
         f"{num} {plural if num != 1 else result}"
         for plural, result in names
         if (num := results.count(result))  # type: ignore[arg-type]
     ]
-    return f"check-loss: {', '.join(found) or 'nothing could be compared'}"
+    return f"check-loss: {', '.join(counts) or 'nothing could be compared'}"
 
 
 def _titles(rows: Iterable[Row]) -> str:
@@ -141,7 +143,7 @@ def _titles(rows: Iterable[Row]) -> str:
 
 
 def _grouped(pairs: Iterable[tuple[Any, Row]]) -> list[tuple[Any, list[Row]]]:
-    """Groups rows by what they have in common, in the order of the first of each."""
+    """Groups rows by key, in the order in which the keys first occur."""
     groups: dict[Any, list[Row]] = {}
     for key, row in pairs:
         groups.setdefault(key, []).append(row)

@@ -1,4 +1,4 @@
-"""Some samples of a batch, in another order too, whatever nest of tensors the batch is."""
+"""Selects and reorders samples of a batch, whatever its nesting of tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from eventloop.toolbox import describe, num_samples
 
 
 class CannotPickError(ValueError):
-    """The samples of a batch can't be told apart."""
+    """The samples of a batch can't be separated."""
 
 
 class OnlyBatch:
-    """A data loader of one batch, which isn't shared out among ranks."""
+    """A data loader of a single batch, which isn't distributed over ranks."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -27,13 +27,13 @@ class OnlyBatch:
 
 
 def picked(batch: Any, chosen: Sequence[int]) -> Any:
-    """Returns the batch with these of its samples, in this order.
+    """Returns the batch with only the chosen samples, in the order given.
 
     Tensors are indexed along their first dimension, lists with an entry for each sample by entry;
-    scalars and other values stay.
+    scalars and other values stay unchanged.
 
     Raises:
-        CannotPickError: a tensor has another number of samples, or there is none.
+        CannotPickError: a tensor has a different number of samples, or the batch has no samples.
     """
     if not has_samples(batch):
         raise CannotPickError(f"a batch of {describe(batch)} has no samples that could be picked")
@@ -41,9 +41,9 @@ def picked(batch: Any, chosen: Sequence[int]) -> Any:
 
 
 def has_samples(batch: Any) -> bool:
-    """Returns whether a batch has samples that can be counted, and with that picked."""
+    """Whether the samples of a batch can be counted, and therefore selected."""
     if isinstance(batch, Mapping) and not batch:
-        return False  # of a run without a data loader; it counts as one
+        return False  # a run without a data loader; `num_samples` would return 1
     try:
         num_samples(batch)
     except TaskError:
@@ -52,9 +52,9 @@ def has_samples(batch: Any) -> bool:
 
 
 def part_of_rank(samples: int, rank: int) -> range:
-    """Returns the samples of a rank of two; the parts differ in size, as at the end of an epoch."""
-    first = samples // 2 + (samples > 2)
-    return range(samples)[rank * first : first + rank * samples]
+    """Returns the samples of a rank of two; both parts differ in size, as in the last batch of an epoch."""
+    num_first_rank = samples // 2 + (samples > 2)
+    return range(samples)[rank * num_first_rank : num_first_rank + rank * samples]
 
 
 def _picked(value: Any, chosen: Sequence[int], samples: int) -> Any:
@@ -65,19 +65,19 @@ def _picked(value: Any, chosen: Sequence[int], samples: int) -> Any:
             )
         return value[torch.as_tensor(chosen, device=value.device)] if value.ndim else value
     if isinstance(value, Mapping):
-        return {name: _picked(one, chosen, samples) for name, one in value.items()}
+        return {name: _picked(nested, chosen, samples) for name, nested in value.items()}
     if isinstance(value, list) and len(value) == samples and not _has_rows(value, samples):
         return [value[idx] for idx in chosen]
     if isinstance(value, tuple | list):
-        parts = [_picked(one, chosen, samples) for one in value]
+        selected = [_picked(nested, chosen, samples) for nested in value]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*parts)
-        return tuple(parts) if isinstance(value, tuple) else parts
+            return type(value)(*selected)
+        return tuple(selected) if isinstance(value, tuple) else selected
     if callable(getattr(value, "to", None)):
         raise CannotPickError(f"samples of {type(value).__name__} can't be picked")
     return value
 
 
 def _has_rows(values: Sequence[Any], samples: int) -> bool:
-    """Returns whether a list is of tensors that each have all samples."""
-    return all(isinstance(one, Tensor) and one.shape[:1] == (samples,) for one in values)
+    """Whether every entry of a list is a tensor with all samples."""
+    return all(isinstance(value, Tensor) and value.shape[:1] == (samples,) for value in values)

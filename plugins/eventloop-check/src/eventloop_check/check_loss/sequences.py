@@ -1,7 +1,7 @@
 """Batches of padded sequences: other lengths, more padding, other tokens in the padding.
 
-Every batch is cut from one that the task's data loader made, so that no sequence becomes longer than
-the model has seen.
+Every batch is cut from a batch of the task's data loader, so that no sequence becomes longer than those
+that the model has processed.
 """
 
 # B = batch, T = position
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from eventloop.toolbox import targets_of
 
-IGNORED = -100  # of torch's cross_entropy, and of transformers' labels
+IGNORED = -100  # ignored label of torch's cross_entropy and of transformers
 _MASK = "attention_mask"
 _NO_PADDING = "it isn't one of padded sequences: no attention_mask, no label -100"
 _MOST_CUT = 4
-# Of its length, what a sequence keeps: unequal, so that each microbatch has another number of labels.
+# Share of its length that a sequence keeps; unequal, so that microbatches differ in number of labels.
 _SHARES = (0.75, 0.5, 1.0, 0.25)
 
 
@@ -31,18 +31,18 @@ class NotPaddedError(ValueError):
 
 @dataclass(frozen=True)
 class Sequences:
-    """A batch of padded sequences, and what is left of each when the batch is cut.
+    """A batch of padded sequences, and the lengths to which to cut them.
 
     Args:
-        batch: of the data loader.
-        lengths: how many positions of each sequence are kept, shape (B,).
-        columns: how many positions the batch has; `short` has fewer.
-        cut: by how many positions `short` is shorter.
+        batch: a batch of the data loader.
+        lengths: number of positions of each sequence to keep, shape (B,).
+        columns: number of positions in the batch; `short` has fewer.
+        cut: number of positions by which `short` is shorter.
         is_left: whether padding comes first.
         pad: the token in the padding.
-        other: another token.
-        label: what the labels are there.
-        skips_first: whether the first label of a sequence behind padding doesn't count.
+        other: another token, for the padding.
+        label: the label of padding.
+        skips_first: whether the first label of a sequence after left padding is ignored.
     """
 
     batch: Any
@@ -60,7 +60,7 @@ class Sequences:
         """Finds the padding of a batch: by its attention mask, else by labels that are ignored.
 
         Raises:
-            NotPaddedError: there is none, or it can't be changed.
+            NotPaddedError: the batch has no padding, or it can't be changed.
         """
         real_BT = real_positions(batch)
         if _mask_of(batch) is None and not (targets_of(batch) == IGNORED).any():
@@ -80,11 +80,12 @@ class Sequences:
         cut = min(_MOST_CUT, columns // 4)
         shares = torch.tensor(_SHARES, device=real_BT.device).repeat(size)[:size]
         limits_B = lengths_B.clamp(max=columns - cut)
-        wanted_B = (limits_B * shares).round().long().clamp(min=2)
+        target_lengths_B = (limits_B * shares).round().long().clamp(min=2)
         skips_first = is_left and _skips_first(targets_of(batch), real_BT)
-        least_B = _with_labels(targets_of(batch), columns, is_left) + int(skips_first)
-        cut_lengths_B = torch.maximum(wanted_B, least_B.to(wanted_B.device)).minimum(limits_B)
-        if (cut_lengths_B < least_B.to(cut_lengths_B.device)).any():
+        min_lengths_B = _with_labels(targets_of(batch), columns, is_left) + int(skips_first)
+        min_lengths_B = min_lengths_B.to(target_lengths_B.device)
+        cut_lengths_B = torch.maximum(target_lengths_B, min_lengths_B).minimum(limits_B)
+        if (cut_lengths_B < min_lengths_B).any():
             raise NotPaddedError("cut by a few positions, a sequence would have no label left")
         ids = _ids_of(batch)
         pad = _first_padded(ids, real_BT, 0.0)
@@ -115,26 +116,28 @@ class Sequences:
     def _cut(self, columns: int, token: float) -> Any:
         batch = self.batch
         if isinstance(batch, Mapping):
-            return {name: self._part(name, one, columns, token) for name, one in batch.items()}
+            return {name: self._part(name, value, columns, token) for name, value in batch.items()}
         inputs, targets = batch
-        parts = [
+        tensors = [
             self._part("input_ids", inputs, columns, token),
             self._part("labels", targets, columns, token),
         ]
-        return tuple(parts) if isinstance(batch, tuple) else parts
+        return tuple(tensors) if isinstance(batch, tuple) else tensors
 
-    def _part(self, name: str, part: Any, columns: int, token: float) -> Any:
-        """Returns one tensor of the batch, cut and padded; what has no such positions stays."""
+    def _part(self, name: str, value: Any, columns: int, token: float) -> Any:
+        """Cuts and pads a tensor of the batch; values without positions stay unchanged."""
         num = len(self.lengths)
-        if not isinstance(part, Tensor) or part.shape[:2] != (num, self.columns):
-            return part
+        if not isinstance(value, Tensor) or value.shape[:2] != (num, self.columns):
+            return value
         fill = {"labels": self.label, "input_ids": token}.get(name, 0.0)
-        found = (part[:, self.columns - columns :] if self.is_left else part[:, :columns]).clone()
-        found[~self._real(columns).to(found.device)] = torch.tensor(fill).to(found)
+        cut_value = (
+            value[:, self.columns - columns :] if self.is_left else value[:, :columns]
+        ).clone()
+        cut_value[~self._real(columns).to(cut_value.device)] = torch.tensor(fill).to(cut_value)
         if name == "labels" and self.skips_first:
-            rows_B = torch.arange(num, device=found.device)
-            found[rows_B, columns - self.lengths.to(found.device)] = IGNORED
-        return found
+            rows_B = torch.arange(num, device=cut_value.device)
+            cut_value[rows_B, columns - self.lengths.to(cut_value.device)] = IGNORED
+        return cut_value
 
     def _real(self, columns: int) -> Tensor:
         positions_T = torch.arange(columns, device=self.lengths.device)
@@ -156,17 +159,17 @@ def real_positions(batch: Any) -> Tensor:
     labels = targets_of(batch)
     if not _are_per_position(labels):
         raise NotPaddedError(_NO_PADDING)
-    # What follows the last label that counts is padding; labels before it may be ignored as well.
+    # Padding starts after the last label that isn't ignored; labels before it may be ignored, too.
     counted_BT: Tensor = labels != IGNORED
     return counted_BT.flip(1).cumsum(1).flip(1) > 0
 
 
 def num_counted(batch: Any, *, is_shifted: bool = False) -> int | None:
-    """Returns how many labels of a batch of sequences count; None if it isn't one.
+    """Returns the number of labels that aren't ignored; None if there is no label per position.
 
     Args:
-        is_shifted: whether each position is predicted from the one before, so that the first
-            label of a sequence doesn't count.
+        is_shifted: whether each position is predicted from the preceding one, so that the first label
+            of a sequence is unused.
     """
     labels = targets_of(batch)
     if not _are_per_position(labels):
@@ -184,19 +187,19 @@ def _are_per_position(labels: Any) -> bool:
 
 
 def _with_labels(labels: Any, columns: int, is_left: bool) -> Tensor:
-    """Returns how much of each sequence must stay so that two labels count, or its only one."""
+    """Returns the length of each sequence that keeps two of its labels, or its only one, shape (B,)."""
     if not _are_per_position(labels) or labels.shape[1] != columns:
         return torch.tensor(0)
     counted_BT = (labels != IGNORED).flip(1) if is_left else labels != IGNORED
     enough_BT = counted_BT.cumsum(1) >= counted_BT.sum(1, keepdim=True).clamp(max=2)
-    least_B: Tensor = enough_BT.int().argmax(1) + 1
-    return least_B
+    min_lengths_B: Tensor = enough_BT.int().argmax(1) + 1
+    return min_lengths_B
 
 
 def _skips_first(labels: Any, real_BT: Tensor) -> bool:
-    """Returns whether labels behind padding on the left begin with one that doesn't count.
+    """Whether the first label after left padding is ignored in every sequence.
 
-    What would predict it stands in the padding.
+    It is ignored if positions predict the next label: its prediction would come from the padding.
     """
     if not _are_per_position(labels) or labels.shape != real_BT.shape:
         return False
@@ -211,7 +214,7 @@ def _ids_of(batch: Any) -> Tensor:
 
 
 def _first_padded(values: Any, real_BT: Tensor, default: float) -> float:
-    """Returns the value at the first padded position, or `default` if there is none."""
+    """Returns the value at the first padded position, or `default` without padding."""
     if not isinstance(values, Tensor) or values.shape != real_BT.shape:
         return default
     padding = values[~real_BT.to(values.device)]
@@ -219,5 +222,5 @@ def _first_padded(values: Any, real_BT: Tensor, default: float) -> float:
 
 
 def _other_token(ids: Tensor, pad: float) -> float:
-    others = ids[ids != pad]
-    return float(others.flatten()[0]) if others.numel() else pad
+    other_tokens = ids[ids != pad]
+    return float(other_tokens.flatten()[0]) if other_tokens.numel() else pad

@@ -1,4 +1,4 @@
-"""`eventloop ablate`: what each algorithm is worth, shown by runs with and without it."""
+"""`eventloop ablate`: measures each algorithm's effect by runs with and without it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from eventloop_experiments.runs import (
     try_run,
 )
 
-_CODE = "code.json"  # what the runs train with
+_CODE = "code.json"  # the code that the runs train with
 
 
 def run(argv: Sequence[str]) -> int:
@@ -61,13 +61,13 @@ def run(argv: Sequence[str]) -> int:
         write_lines(footnotes(ablation, rows, metric))
     if plot is not None:
         draw(rows, metric, plot)
-    return FAILURE if any(one.reason for one in outcomes) else 0
+    return FAILURE if any(outcome.reason for outcome in outcomes) else 0
 
 
 def _outcomes(
     ablation: Ablation, arguments: Arguments
 ) -> tuple[list[AblationOutcome], Mapping[str, bool | None]]:
-    """Trains what isn't trained yet; returns what came of all, and which metrics there are."""
+    """Trains the runs that aren't done yet; returns the outcomes of all runs, and the metrics."""
     folder = RunsFolder(ablation.folder, "ablation")
     is_allowed = "allow_code_change" in arguments.given
     folder.begin(ablation.description, allow_code=is_allowed)
@@ -75,16 +75,16 @@ def _outcomes(
     folder.keep(_CODE, code.begin(folder.read(_CODE), is_allowed=is_allowed))
     runs = runs_of(ablation)
     with folder.held():
-        done = [one for one in map(folder.outcome, runs) if one is not None]
-        write_lines(header(ablation, len(runs), len(done)))
-        metrics = _metrics(ablation, done)
-        choose_metric(arguments.given.get("metric"), metrics)  # before hours are spent on it
-        known = {one.run for one in done}
-        waiting = [one for one in runs if one not in known]
-        progress = RunProgress[Run](len(runs), len(done))
-        done += _trained(waiting, ablation, folder, code, progress)
-    by_run = {one.run: one for one in done}
-    return [by_run[one] for one in runs], metrics
+        outcomes = [outcome for outcome in map(folder.outcome, runs) if outcome is not None]
+        write_lines(header(ablation, len(runs), len(outcomes)))
+        metrics = _metrics(ablation, outcomes)
+        choose_metric(arguments.given.get("metric"), metrics)  # fails before hours of training
+        done = {outcome.run for outcome in outcomes}
+        waiting = [run for run in runs if run not in done]
+        progress = RunProgress[Run](len(runs), len(outcomes))
+        outcomes += _trained(waiting, ablation, folder, code, progress)
+    by_run = {outcome.run: outcome for outcome in outcomes}
+    return [by_run[run] for run in runs], metrics
 
 
 def _trained(
@@ -94,10 +94,10 @@ def _trained(
     code: PinnedCode,
     progress: RunProgress[Run],
 ) -> list[AblationOutcome]:
-    """Trains, and returns what came of each run, in the order of their ends.
+    """Trains the runs; returns their outcomes, in the order in which they ended.
 
     Raises:
-        KeyboardInterrupt, Terminated: a signal came; the runs under way have saved a checkpoint.
+        KeyboardInterrupt, Terminated: a signal was received; running runs have saved a checkpoint.
     """
     outcomes = []
     processes = RunProcesses[Run](folder, jobs=ablation.jobs, threads=ablation.threads)
@@ -108,18 +108,19 @@ def _trained(
             progress.ended(outcome)
     if code.problem is not None and not processes.is_stopped:
         raise code.problem
-    if left := len(waiting) - len(outcomes):
-        raise processes.stopped(f"{left} runs are left; the same line goes on")
+    num_left = len(waiting) - len(outcomes)
+    if num_left:
+        raise processes.stopped(f"{num_left} runs are left; the same line goes on")
     return outcomes
 
 
-def _metrics(ablation: Ablation, done: Sequence[AblationOutcome]) -> Mapping[str, bool | None]:
-    """Returns the metrics of the task, and whether higher is better; from a dry run at first.
+def _metrics(ablation: Ablation, outcomes: Sequence[AblationOutcome]) -> Mapping[str, bool | None]:
+    """Returns the task's metrics and whether higher is better, from a finished run or a dry run.
 
     Raises:
         EventloopError: the task can't be trained even without the algorithms.
     """
-    content: Mapping[str, Any] | None = done[0].content if done else None
+    content: Mapping[str, Any] | None = outcomes[0].content if outcomes else None
     if content is None:
         status, err, content = try_run(fit_line(ablation, ablation.variants[0]), ablation.threads)
         if content is None:
@@ -128,12 +129,12 @@ def _metrics(ablation: Ablation, done: Sequence[AblationOutcome]) -> Mapping[str
                 f"a dry run without the algorithms failed with status {status}; nothing was trained",
                 fix="fix what is reported above; `--keep NAME` keeps an algorithm that the task needs",
             )
-        others = ablation.variants[1:]
+        variants = ablation.variants[1:]
         check_rows(
-            {one.name: fit_line(ablation, one) for one in others},
-            {one.name: one.algorithms for one in others},
+            {variant.name: fit_line(ablation, variant) for variant in variants},
+            {variant.name: variant.algorithms for variant in variants},
             jobs=ablation.jobs,
             threads=ablation.threads,
         )
-    known: Mapping[str, bool | None] = content["higher_is_better"]
-    return known
+    directions: Mapping[str, bool | None] = content["higher_is_better"]
+    return directions

@@ -16,7 +16,7 @@ class Run:
     """A variant that is trained with a seed.
 
     Args:
-        argv: what follows `eventloop`; without folder and result.
+        argv: arguments of `eventloop`, without `--run-dir` and `--result`.
     """
 
     variant: Variant
@@ -25,7 +25,7 @@ class Run:
 
     @property
     def place(self) -> Path:
-        """Its folder in that of the ablation."""
+        """Its folder, relative to the folder of the ablation."""
         return Path(self.variant.place, f"seed-{self.seed}")
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ AblationOutcome = Outcome[Run]
 
 
 def runs_of(ablation: Ablation) -> list[Run]:
-    """Returns all runs, a seed after the other, so that each seed's are compared side by side."""
+    """Returns all runs, seed by seed, so that an interrupted ablation has complete comparisons."""
     return [
         Run(variant, seed, (*fit_line(ablation, variant), f"--seed={seed}"))
         for seed in ablation.seeds
@@ -47,12 +47,14 @@ def runs_of(ablation: Ablation) -> list[Run]:
 def fit_line(ablation: Ablation, variant: Variant) -> list[str]:
     """Returns the command line that trains a variant, as it would be typed."""
     taking_part = set(map(fold, variant.algorithms))
-    off = [one for one in ablation.algorithms if fold(one.name) not in taking_part]
+    off = [plugin for plugin in ablation.algorithms if fold(plugin.name) not in taking_part]
     insisted = set(map(fold, ablation.arguments.choice.insist))
     always_on = [
-        one.name for one in ablation.always_on if not one.by_flag and fold(one.name) not in insisted
+        plugin.name
+        for plugin in ablation.always_on
+        if not plugin.by_flag and fold(plugin.name) not in insisted
     ]
-    without = (*off, *ablation.others)
+    without = (*off, *ablation.always_off)
     return [
         *fit_argv(ablation.arguments, without=without),
         *(f"-p{name}" for name in always_on),

@@ -17,8 +17,8 @@ class Difference:
     """The mean of paired differences.
 
     Args:
-        low, high: of its confidence interval, by Student's t; None for a single pair.
-        num_seeds: how many pairs.
+        low, high: bounds of the confidence interval, by Student's t; None for a single pair.
+        num_seeds: number of pairs.
     """
 
     mean: float
@@ -28,20 +28,20 @@ class Difference:
 
     @property
     def leaves_zero_out(self) -> bool:
-        """Whether the interval does."""
+        """Whether the interval excludes zero."""
         if self.low is None or self.high is None:
             return False
         return self.low > 0 or self.high < 0
 
 
 def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
-    """Compares values seed by seed: what a seed does to both falls out.
+    """Compares values seed by seed, which cancels the seed's effect on both.
 
     Args:
-        values, base: by seed; those that one of them lacks don't count.
+        values, base: values by seed; seeds that either lacks are ignored.
 
     Returns:
-        The mean of `values - base`; None where no seed is in both.
+        The mean of `values - base`; None if they share no seed.
     """
     pairs = [value - base[seed] for seed, value in values.items() if seed in base]
     if not pairs:
@@ -55,5 +55,5 @@ def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) ->
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Returns the standard deviation of a sample of two or more; NaN where one isn't finite."""
+    """Returns the sample standard deviation of at least two values; NaN if any isn't finite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan

@@ -18,14 +18,14 @@ from eventloop_experiments.runs import Metric
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a variant.
+    """The results of a variant.
 
     Args:
-        values: the metric by seed, of the runs that have it.
-        differences: to other rows, by their names.
-        step_s: the median over the seeds of the median time of a step.
-        memory_bytes: the most that any of its runs had.
-        outcomes: one a seed.
+        values: the metric by seed, for runs that have it.
+        differences: paired differences to other rows, by the rows' names.
+        step_s: median over the seeds of the median time of a step.
+        memory_bytes: maximum of its runs' peak memory.
+        outcomes: the outcome for each seed.
     """
 
     variant: Variant
@@ -49,12 +49,12 @@ class Row:
 def rows_of(ablation: Ablation, outcomes: Sequence[AblationOutcome], metric: Metric) -> list[Row]:
     """Returns the rows of the table."""
     variants = ablation.variants
-    values = {one.name: _values(one, outcomes, metric) for one in variants}
+    values = {variant.name: _values(variant, outcomes, metric) for variant in variants}
     rows = []
     for variant in variants:
-        own = tuple(one for one in outcomes if one.run.variant == variant)
-        done = [one.content for one in own if one.content is not None]
-        steps = [one["step_s"] for one in done if one["step_s"] is not None]
+        row_outcomes = tuple(outcome for outcome in outcomes if outcome.run.variant == variant)
+        results = [outcome.content for outcome in row_outcomes if outcome.content is not None]
+        steps = [result["step_s"] for result in results if result["step_s"] is not None]
         rows.append(
             Row(
                 variant,
@@ -65,8 +65,8 @@ def rows_of(ablation: Ablation, outcomes: Sequence[AblationOutcome], metric: Met
                     if base in values and base != variant.name
                 },
                 statistics.median(steps) if steps else None,
-                max((one["peak_memory_bytes"] for one in done), default=None),
-                own,
+                max((result["peak_memory_bytes"] for result in results), default=None),
+                row_outcomes,
             )
         )
     return rows
@@ -79,10 +79,10 @@ def header(ablation: Ablation, num_runs: int, num_done: int) -> Iterator[str]:
     at_once = f", {ablation.jobs} at a time" if ablation.jobs > 1 else ""
     yield f"ablation: {ablation.arguments.task}, {names}; {num_runs} runs, {seeds}{at_once}"
     if ablation.always_on:
-        yield f"in all runs: {', '.join(one.name for one in ablation.always_on)}"
-    if ablation.others:
-        named = ", ".join(one.name for one in ablation.others)
-        yield f"in no run: {named}, which `--keep` would take into all"
+        yield f"in all runs: {', '.join(plugin.name for plugin in ablation.always_on)}"
+    if ablation.always_off:
+        names_off = ", ".join(plugin.name for plugin in ablation.always_off)
+        yield f"in no run: {names_off}, which `--keep` would take into all"
     yield f"run dir: {ablation.folder}"
     if num_done:
         yield f"resumed: {num_done} of {num_runs} runs are done"
@@ -109,7 +109,7 @@ def write_rows(rows: Sequence[Row], metric: Metric) -> None:
 
 
 def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterator[str]:
-    """Yields what a reader of the table needs to know."""
+    """Yields the notes below the table."""
     if metric.higher_is_better is False:
         yield f"{metric.name}: lower is better, and a difference below 0"
     if len(ablation.seeds) > 1:
@@ -129,13 +129,13 @@ def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterat
         for name, reason in _took_no_part(outcome)
     )
     for row in rows:
-        for one in row.outcomes:
-            if one.content is None:
-                yield f"failed: {one.run}: {one.reason}; {one.log}"
+        for outcome in row.outcomes:
+            if outcome.content is None:
+                yield f"failed: {outcome.run}: {outcome.reason}; {outcome.log}"
 
 
 def content_of(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
-    """Returns the table as JSON can hold it."""
+    """Returns the table as JSON-serializable data."""
     return {
         "task": ablation.arguments.task,
         "metric": metric.name,
@@ -151,12 +151,12 @@ def content_of(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> dict[
                 "mean": row.mean,
                 "std": row.std,
                 "against": {
-                    base: None if one is None else asdict(one)
-                    for base, one in row.differences.items()
+                    base: None if difference is None else asdict(difference)
+                    for base, difference in row.differences.items()
                 },
                 "step_s": row.step_s,
                 "peak_memory_bytes": row.memory_bytes,
-                "runs": [_run(one, row.values) for one in row.outcomes],
+                "runs": [_run(outcome, row.values) for outcome in row.outcomes],
             }
             for row in rows
         ],
@@ -166,14 +166,17 @@ def content_of(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> dict[
 def _values(
     variant: Variant, outcomes: Sequence[AblationOutcome], metric: Metric
 ) -> dict[int, float]:
-    """Returns the metric by seed; one that isn't finite is NaN."""
-    return {
-        one.run.seed: math.nan if (value := one.content["metrics"][metric.name]) is None else value
-        for one in outcomes
-        if one.run.variant == variant
-        and one.content is not None
-        and metric.name in one.content["metrics"]
-    }
+    """Returns the metric by seed; a value that isn't finite is NaN."""
+    values = {}
+    for outcome in outcomes:
+        if outcome.run.variant != variant or outcome.content is None:
+            continue
+        metrics = outcome.content["metrics"]
+        if metric.name in metrics:
+            value = metrics[metric.name]
+            # JSON has no NaN or infinity: the result file has null for both.
+            values[outcome.run.seed] = math.nan if value is None else value
+    return values
 
 
 def _run(outcome: AblationOutcome, values: Mapping[int, float]) -> dict[str, Any]:
@@ -190,7 +193,7 @@ def _run(outcome: AblationOutcome, values: Mapping[int, float]) -> dict[str, Any
 
 
 def _took_no_part(outcome: AblationOutcome) -> Iterator[tuple[str, str]]:
-    """Yields the algorithms that took no part in a run by themselves, each with the reason."""
+    """Yields the algorithms that disabled themselves in a run, with their reasons."""
     if outcome.content is not None:
         for name in outcome.run.variant.algorithms:
             if (reason := outcome.content["off"].get(name)) is not None:
@@ -198,9 +201,9 @@ def _took_no_part(outcome: AblationOutcome) -> Iterator[tuple[str, str]]:
 
 
 def _digits(rows: Sequence[Row]) -> int:
-    """Returns how many digits after the point show two of the smallest deviation.
+    """Returns the number of decimal digits that show the smallest deviation with two significant digits.
 
-    Where there is none, four of the smallest mean.
+    Without any deviation, the smallest mean with four significant digits.
     """
     deviations = [row.std for row in rows if row.std and math.isfinite(row.std)]
     means = [abs(row.mean) for row in rows if row.mean and math.isfinite(row.mean)]
@@ -216,8 +219,8 @@ def _mean(row: Row, digits: int) -> str:
     spread = "" if row.std is None else f" ± {row.std:.{digits}f}"
     num_seeds = len(row.values)
     num_all = len(row.outcomes)
-    of = "" if num_seeds == num_all else f" ({num_seeds} of {num_all} seeds)"
-    return f"{row.mean:.{digits}f}{spread}{of}"
+    completed = "" if num_seeds == num_all else f" ({num_seeds} of {num_all} seeds)"
+    return f"{row.mean:.{digits}f}{spread}{completed}"
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -227,10 +230,10 @@ def _milliseconds(seconds: float | None) -> str:
     return f"{milliseconds:,.0f} ms" if milliseconds >= 100 else f"{milliseconds:#.3g} ms"
 
 
-def _difference(one: Difference | None, digits: int) -> str:
-    if one is None:
+def _difference(difference: Difference | None, digits: int) -> str:
+    if difference is None:
         return ""
-    if one.low is None or one.high is None:
-        return f"{one.mean:+.{digits}f}"
-    mark = "*" if one.leaves_zero_out else ""
-    return f"{one.mean:+.{digits}f} [{one.low:+.{digits}f}, {one.high:+.{digits}f}]{mark}"
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:+.{digits}f}"
+    mark = "*" if difference.leaves_zero_out else ""
+    return f"{difference.mean:+.{digits}f} [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]{mark}"

@@ -13,7 +13,7 @@ from eventloop_experiments.runs import read_texts
 
 NONE = "none"
 ALL = "all"
-_NAME = re.compile(r"\w[\w .=-]*")  # of a folder, too
+_NAME = re.compile(r"\w[\w .=-]*")  # also valid as the name of a folder
 _FIX = "write a line `mixup: {-p: mixup, task.lr: 0.1}` for each row"
 
 
@@ -22,9 +22,9 @@ class Variant:
     """A choice of algorithms, and of options if a file sets them.
 
     Args:
-        name: "none", "all", "without ema"; where there is one algorithm, its name.
-        algorithms: the names of those that take part.
-        options: each with its value, as typed; of this variant alone.
+        name: "none", "all", "without ema"; for a single algorithm, its name.
+        algorithms: names of the algorithms that are on.
+        options: options of this variant only, with values as typed.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Variant:
 
     @property
     def place(self) -> str:
-        """The name of its folder; file systems may not tell capitals."""
+        """The name of its folder, in lower case: some file systems ignore case."""
         return self.name.replace(" ", "-").lower()
 
 
@@ -43,48 +43,49 @@ def variants_of(names: tuple[str, ...]) -> tuple[Variant, ...]:
     if len(names) == 1:
         return (none, Variant(names[0], names))
     without = (
-        Variant(f"without {name}", tuple(one for one in names if one != name)) for name in names
+        Variant(f"without {name}", tuple(algorithm for algorithm in names if algorithm != name))
+        for name in names
     )
     return (none, Variant(ALL, names), *without)
 
 
 def read_variants(path: Path) -> tuple[Variant, ...]:
-    """Reads rows from a YAML file; the first is "none", which may have options and no algorithm.
+    """Reads rows from a YAML file; the first row is "none", which may have options but no algorithms.
 
     Raises:
-        UsageError: the file can't be read, or doesn't say what a row is.
+        UsageError: the file can't be read, or a row is invalid.
     """
     rows = [
         _variant(path, name, content)
         for name, content in read_texts(path, "--variants", _FIX).items()
     ]
-    none = next((one for one in rows if one.name == NONE), Variant(NONE, ()))
+    none = next((row for row in rows if row.name == NONE), Variant(NONE, ()))
     if none.algorithms:
         raise UsageError(
             f"--variants {path}: the row {NONE!r} has algorithms, {', '.join(none.algorithms)}",
-            fix="call it something else; one that takes part in all runs is for `--keep NAME`",
+            fix="rename the row; to keep an algorithm in all runs, use `--keep NAME`",
         )
-    others = [one for one in rows if one is not none]
-    if len({one.place for one in rows}) < len(rows):
+    compared_rows = [row for row in rows if row is not none]
+    if len({row.place for row in rows}) < len(rows):
         raise UsageError(
             f"--variants {path}: two rows would have one folder", fix="give them other names"
         )
-    if not others:
+    if not compared_rows:
         raise UsageError(f"--variants {path} has no row to compare with {NONE!r}", fix=_FIX)
-    return (none, *others)
+    return (none, *compared_rows)
 
 
 def check_variants(variants: Sequence[Variant], algorithms: Sequence[str], job: Job) -> None:
     """Validates the rows of a file before anything is trained.
 
     Args:
-        algorithms: the names of all that are ablated.
+        algorithms: names of all ablated algorithms.
 
     Raises:
         UsageError, SettingError: an algorithm is in no row, or an option isn't known, isn't of its
             type, or would have no effect.
     """
-    in_rows = {fold(name) for one in variants for name in one.algorithms}
+    in_rows = {fold(name) for variant in variants for name in variant.algorithms}
     for name in algorithms:
         if fold(name) not in in_rows:
             raise UsageError(
@@ -109,13 +110,13 @@ def _variant(path: Path, name: str, content: Any) -> Variant:
             f"--variants {path}: {name!r} can't be the name of a row",
             fix="take letters, digits, spaces and any of `.`, `=`, `-`",
         )
-    if content == "":  # `none:` alone
+    if content == "":  # `none:` without a value
         content = {}
     if not isinstance(content, dict):
         raise UsageError(f"--variants {path}: {name}: {content!r} is not a mapping", fix=_FIX)
     algorithms = content.pop("-p", [])
     if isinstance(algorithms, str):
-        algorithms = [one.strip() for one in algorithms.split(",")]
+        algorithms = [algorithm.strip() for algorithm in algorithms.split(",")]
     for key, value in content.items():
         if not isinstance(value, str):
             raise UsageError(

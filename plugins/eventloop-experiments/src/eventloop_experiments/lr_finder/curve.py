@@ -14,11 +14,11 @@ _EXPLODED = 4.0
 
 
 class Proposal(NamedTuple):
-    """What a curve proposes.
+    """Learning rates read off a curve.
 
     Args:
-        steepest: the rate at which the smoothed loss falls fastest, over the logarithm of the rate.
-        lowest: the rate at which it is lowest.
+        steepest: rate at which the smoothed loss falls fastest, over the logarithm of the rate.
+        lowest: rate at which the smoothed loss is lowest.
     """
 
     steepest: float
@@ -30,7 +30,7 @@ class Curve:
     """Losses as the learning rate grows from `low` to `high`, evenly in its logarithm.
 
     Args:
-        smoothing: share of the smoothed loss that stays at each step, in [0, 1).
+        smoothing: weight of the previous smoothed loss at each step, in [0, 1).
     """
 
     low: float
@@ -41,21 +41,21 @@ class Curve:
     losses: list[float] = field(default_factory=list)
 
     def rate(self, step: int) -> float:
-        """Returns the learning rate of a step, counted from 0."""
+        """Returns the learning rate of a step; steps count from 0."""
         return float(self.low * (self.high / self.low) ** (step / max(1, self.num_steps - 1)))
 
     def add(self, rate: float, loss: float) -> bool:
-        """Takes in the loss of a step; returns whether it has exploded, so that no more is to learn."""
+        """Adds the loss of a step; returns True if the loss has exploded and the run can stop."""
         self.rates.append(rate)
         self.losses.append(loss)
         smoothed = self.smoothed()
         lowest = min(smoothed)
-        # Four times what is below 0 is lower still: the rise is compared with the fall before it.
+        # A multiple of a negative loss would be lower still, so the rise is compared with the fall before.
         size = lowest if lowest > 0 else max(-lowest, smoothed[0] - lowest)
         return not math.isfinite(loss) or smoothed[-1] - lowest > (_EXPLODED - 1) * size
 
     def smoothed(self) -> list[float]:
-        """Returns the moving average of the losses, without the bias of its start."""
+        """Returns the moving average of the losses, with bias correction at its start."""
         mean = 0.0
         smoothed = []
         for step, loss in enumerate(self.losses, 1):
@@ -64,7 +64,7 @@ class Curve:
         return smoothed
 
     def proposal(self) -> Proposal | None:
-        """Returns the proposed rates; None where the loss never falls."""
+        """Returns the proposed rates; None if the loss never falls."""
         pairs = [
             (rate, loss)
             for rate, loss in zip(self.rates, self.smoothed(), strict=True)

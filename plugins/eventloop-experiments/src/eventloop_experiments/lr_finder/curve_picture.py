@@ -8,7 +8,7 @@ from eventloop_experiments.lr_finder.curve import Curve, Proposal
 
 
 def draw(curve: Curve, proposal: Proposal | None, path: Path) -> None:
-    """Writes a PNG: losses as points, their average as a line, the proposed rate as another."""
+    """Writes a PNG: losses as points, their average as a line, the proposed rate as a vertical line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -19,7 +19,7 @@ def draw(curve: Curve, proposal: Proposal | None, path: Path) -> None:
     if proposal is not None:
         label = f"falls fastest at {proposal.steepest:.2g}"
         axes.axvline(proposal.steepest, color="tab:red", label=label)
-    finite = [one for one in smoothed if one == one]
+    finite = [loss for loss in smoothed if loss == loss]  # NaN isn't equal to itself
     if finite:
         low = min(finite)
         high = max(finite[: max(1, len(finite) // 2)])

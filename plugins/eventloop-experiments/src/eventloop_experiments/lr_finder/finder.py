@@ -1,4 +1,4 @@
-"""The plugin that takes part in the short run: sets the learning rate, and keeps the loss."""
+"""The plugin added to the short run: sets the learning rate, and records the loss."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class LrFinder:
-    """Lets the learning rate grow from batch to batch, and writes rates and losses to a file.
+    """Raises the learning rate from batch to batch, and writes rates and losses to a file.
 
-    `eventloop lr-finder` adds it to its run. Groups of parameters keep the ratios of their rates.
+    `eventloop lr-finder` adds it to its run. Parameter groups keep the ratios between their rates.
 
     Args:
         low: the first learning rate.
-        high: the last one.
-        steps: how many.
-        out: a JSON file.
+        high: the last learning rate.
+        steps: number of batches.
+        out: path of a JSON file.
     """
 
     role = "algorithm"
@@ -39,15 +39,15 @@ class LrFinder:
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        """Notes the rates of the groups, in relation to the first one's."""
+        """Stores each group's learning rate relative to the largest."""
         rates = {
             name: [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
             for name, optimizer in state.optimizers.items()
         }
-        largest = max((max(several) for several in rates.values()), default=0.0)
+        largest = max((max(group_rates) for group_rates in rates.values()), default=0.0)
         self._ratios = {
-            name: [rate / largest if largest else 1.0 for rate in several]
-            for name, several in rates.items()
+            name: [rate / largest if largest else 1.0 for rate in group_rates]
+            for name, group_rates in rates.items()
         }
 
     @hookimpl
@@ -61,12 +61,12 @@ class LrFinder:
 
     @hookimpl
     def scheduler_step(self, state: State, interval: Literal["ba", "ep"]) -> bool:
-        """Leaves the schedulers where they are."""
+        """Skips the schedulers, which would overwrite the learning rate."""
         return True
 
     @hookimpl
     def batch_end(self, state: State) -> None:
-        """Keeps the loss; stops when it has exploded. It waits for the device: this run is short."""
+        """Records the loss; stops when it has exploded. Synchronizes with the device: the run is short."""
         if state.loss is None:
             return
         (loss, *_) = state.all_gather(float(state.loss))
@@ -75,7 +75,7 @@ class LrFinder:
 
     @hookimpl
     def fit_end(self, state: State) -> None:
-        """Writes the curve; it is the same on all ranks."""
+        """Writes the curve on rank 0; it is the same on all ranks."""
         if state.rank:
             return
         content = {"rates": self._curve.rates, "losses": self._curve.losses}

@@ -1,4 +1,4 @@
-"""`eventloop lr-finder`: a short run in which the learning rate grows, and what it proposes."""
+"""`eventloop lr-finder`: proposes a learning rate, from a short run in which it grows."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ COMMAND = Command(
     "`eventloop fit`; no run of yours is touched.",
     (
         CommandOption("low", "RATE", "the first learning rate; 1e-6 unless given"),
-        CommandOption("high", "RATE", "the last one; 10 unless given"),
-        CommandOption("steps", "N", "how many batches; 200 unless given"),
+        CommandOption("high", "RATE", "the last learning rate; 10 unless given"),
+        CommandOption("steps", "N", "number of batches; 200 unless given"),
         CommandOption("plot", "FILE.png", "draw the loss over the rate; needs matplotlib"),
         CommandOption("json", "", "write JSON instead of text"),
         *FIT_OPTIONS,
@@ -45,7 +45,7 @@ _OWN = ("run_dir", "resume", "max_duration", "eval_interval", "checkpoint_interv
 
 @dataclass(frozen=True)
 class _Run:
-    """The run, as one of a folder of runs."""
+    """The only run of a temporary folder of runs."""
 
     argv: tuple[str, ...]
     place: Path = Path("run")
@@ -64,9 +64,9 @@ def _run(arguments: Arguments) -> int:
     curve = _trained(arguments, _curve(arguments))
     proposal = curve.proposal()
     if "json" in arguments.given:
-        found = None if proposal is None else proposal._asdict()
-        losses = [one if math.isfinite(one) else None for one in curve.losses]
-        write_json({"proposal": found, "rates": curve.rates, "losses": losses})
+        proposed_rates = None if proposal is None else proposal._asdict()
+        losses = [loss if math.isfinite(loss) else None for loss in curve.losses]
+        write_json({"proposal": proposed_rates, "rates": curve.rates, "losses": losses})
     else:
         write_lines(_lines(curve, proposal))
     if plot is not None:
@@ -75,10 +75,10 @@ def _run(arguments: Arguments) -> int:
 
 
 def _curve(arguments: Arguments) -> Curve:
-    """Reads which rates are tried.
+    """Reads the range of learning rates.
 
     Raises:
-        UsageError: they aren't positive numbers, the first less than the last.
+        UsageError: they aren't positive numbers, or the first isn't less than the last.
     """
     refuse_own(arguments, _OWN)
     rates = []
@@ -100,11 +100,11 @@ def _curve(arguments: Arguments) -> Curve:
 
 
 def _trained(arguments: Arguments, curve: Curve) -> Curve:
-    """Trains, in a folder of its own.
+    """Trains in a temporary folder.
 
     Raises:
         EventloopError: the run fails.
-        KeyboardInterrupt, Terminated: a signal came.
+        KeyboardInterrupt, Terminated: a signal was received.
     """
     prepare(arguments, COMMAND)
     with TemporaryDirectory(prefix="eventloop-lr-finder-") as name:
@@ -128,7 +128,7 @@ def _trained(arguments: Arguments, curve: Curve) -> Curve:
             outcomes = list(processes.outcomes([_Run(tuple(argv))]))
         if not outcomes:
             raise processes.stopped("no learning rate is proposed")
-        # A loss that has exploded may fail the run after the last batch that counts.
+        # An exploded loss may fail the run after the curve was written.
         if not out.exists():
             raise EventloopError(
                 f"the run failed: {outcomes[0].reason}",

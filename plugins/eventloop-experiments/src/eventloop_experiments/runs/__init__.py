@@ -1,4 +1,4 @@
-"""What commands that make many runs share: their base, their folder, their processes."""
+"""Shared by commands that make many runs: the base run, the runs' folder and their processes."""
 
 from eventloop_experiments.runs.base_run import default_folder, describe, fit_argv, share_cores
 from eventloop_experiments.runs.command_line import plot_path, read_texts, refuse_own

@@ -1,4 +1,4 @@
-"""The run that the runs of a command are variants of: what makes it, and its command line."""
+"""The base run, of which a command's runs are variants: its description and its command line."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 def fit_argv(arguments: Arguments, *, without: Iterable[Plugin] = ()) -> list[str]:
     """Returns the command line of a run: the command's arguments as arguments of `fit`.
 
-    Folder, result, and what differs from run to run are for the command to add; of a setting the
-    last value counts.
+    The command adds the folder, the result file and the differences between runs itself; the last value
+    of a setting counts.
 
     Args:
-        without: plugins that take no part in the run; what was said of them is left out.
+        without: plugins that are off in the run; their options are left out.
     """
-    gone = [*without]
-    silent = {fold(one.name) for one in gone}
-    # A lock is of all plugins together.
+    plugins_off = [*without]
+    sections_off = {fold(plugin.name) for plugin in plugins_off}
+    # The lock file pins the whole set of plugins, and runs of this command differ in it.
     argv = ["fit", arguments.task, "--unlocked"]
     for option in (CommandOption("config", "FILE", ""), *FIT_OPTIONS):
         if (value := arguments.given.get(fold(option.name))) is not None:
             argv.append(f"{flag(option.name)}={value}")
     if "no_plugins" in arguments.given:
         argv.append("--no-plugins")
-    argv += _choice(arguments, gone)
+    argv += _choice(arguments, plugins_off)
     for key, value in arguments.flags.items():
-        if key.partition(".")[0] not in silent or "." not in key:
+        if key.partition(".")[0] not in sections_off or "." not in key:
             argv.append(f"{flag(key)}={value}")
     return argv
 
@@ -58,11 +58,11 @@ def describe(
     *,
     apart_from: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns what a command's runs have in common, in the form of a manifest.
+    """Returns the configuration that all runs of a command share, in the form of a manifest.
 
     Args:
-        plugins: those that count.
-        apart_from: settings that don't, since each run has its own.
+        plugins: plugins to include.
+        apart_from: settings to leave out, because they differ between runs.
     """
     settings = {
         name: value.value
@@ -72,15 +72,17 @@ def describe(
     return {
         "task": job.origin(),
         "settings": json_value(shown_options(settings)),
-        "command": {fold(one.name): arguments.given.get(fold(one.name)) for one in FIT_OPTIONS},
+        "command": {
+            fold(option.name): arguments.given.get(fold(option.name)) for option in FIT_OPTIONS
+        },
         "plugins": [
             {
-                "name": one.name,
-                "role": one.role,
-                "version": one.version,
-                "options": json_value(shown_options(job.plugin_options(one))),
+                "name": plugin.name,
+                "role": plugin.role,
+                "version": plugin.version,
+                "options": json_value(shown_options(job.plugin_options(plugin))),
             }
-            for one in plugins
+            for plugin in plugins
         ],
     }
 
@@ -88,31 +90,31 @@ def describe(
 def default_folder(
     command: str, job: Job, arguments: Arguments, description: dict[str, Any]
 ) -> Path:
-    """Returns the folder of a command's runs: of `--run-dir`, else one of the description's own.
+    """Returns the folder of a command's runs: `--run-dir`, or a folder named after a digest of the description.
 
-    Without `--run-dir` the same command line finds what it left, and another begins anew.
+    Without `--run-dir`, repeating the same command line resumes its runs; a changed one starts anew.
 
     Raises:
         UsageError: `--run-dir` is a URL.
     """
-    given = arguments.given.get("run_dir")
-    if given is not None:
-        place = place_of(given)
-        if not isinstance(place, Path):
+    run_dir = arguments.given.get("run_dir")
+    if run_dir is not None:
+        path = place_of(run_dir)
+        if not isinstance(path, Path):
             raise UsageError(
-                f"--run-dir {given} is not a folder", fix="name a folder of this machine"
+                f"--run-dir {run_dir} is not a folder", fix="name a folder of this machine"
             )
-        return place
+        return path
     text = json.dumps([arguments.task, description], sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Path("runs", f"{command}-{job.task_file.name}-{digest}")
 
 
 def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
-    """Returns how many runs go at once, and how many threads each has; None for its own choice.
+    """Returns the number of parallel runs, and the number of threads of each; None for torch's default.
 
-    As many as have cores of their own, or as `--jobs N` says; one on a GPU, whose memory they
-    would share.
+    `--jobs N` sets the number. Otherwise each run gets its own cores; on a GPU runs are sequential,
+    because they would share its memory.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks = arguments.count("nproc")
@@ -124,16 +126,16 @@ def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
 
     if job.configuration.setting("device") != "cpu" and torch.accelerator.is_available():
         return 1, None
-    each = int(threads) if threads.isdigit() else torch.get_num_threads()
-    return max(1, cores // max(1, each * ranks)), None
+    threads_per_run = int(threads) if threads.isdigit() else torch.get_num_threads()
+    return max(1, cores // max(1, threads_per_run * ranks)), None
 
 
-def _choice(arguments: Arguments, gone: Collection[Plugin]) -> Iterator[str]:
-    """Yields the `-p` of a run: those of the command line, and what switches the others off."""
+def _choice(arguments: Arguments, plugins_off: Collection[Plugin]) -> Iterator[str]:
+    """Yields the `-p` options of a run: those of the command line, and options that switch plugins off."""
     choice = arguments.choice
-    names = {fold(plugin.name) for plugin in gone}
-    files = {plugin.source for plugin in gone if plugin.by_flag}
+    names = {fold(plugin.name) for plugin in plugins_off}
+    files = {plugin.source for plugin in plugins_off if plugin.by_flag}
     yield from (f"-p{name}" for name in choice.insist if fold(name) not in names)
     yield from (f"-p{file}" for file in choice.files if file not in files)
     yield from (f"-pno:{name}" for name in choice.off)
-    yield from (f"-pno:{plugin.name}" for plugin in gone if not plugin.by_flag)
+    yield from (f"-pno:{plugin.name}" for plugin in plugins_off if not plugin.by_flag)

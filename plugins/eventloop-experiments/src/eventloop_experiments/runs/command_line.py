@@ -1,4 +1,4 @@
-"""What commands of many runs read alike: the path of a plot, a file of texts, flags that are theirs to set."""
+"""Command-line parsing that several commands share: the path of a plot, YAML files, reserved flags."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from eventloop.commands import Arguments, UsageError, flag, output_path
 def plot_path(
     arguments: Arguments, package: str, needs: Iterable[str] = ("matplotlib",)
 ) -> Path | None:
-    """Returns the path of `--plot`, if it is given and can be drawn; called before anything is trained.
+    """Returns the path of `--plot`, checked before training starts; None without `--plot`.
 
     Args:
-        package: whose extra `plot` has what a plot needs.
-        needs: the modules.
+        package: package whose extra `plot` installs the modules.
+        needs: modules needed to draw the plot.
 
     Raises:
         UsageError: the file can't be written, or a module isn't installed.
@@ -35,24 +35,26 @@ def plot_path(
 
 
 def read_texts(path: Path, option: str, fix: str) -> dict[str, Any]:
-    """Reads a YAML file that is a mapping; all scalars are texts, as on a command line.
+    """Reads a YAML file that is a mapping; all scalars stay strings, as on a command line.
 
     Raises:
-        UsageError: it can't be read, or isn't a mapping.
+        UsageError: the file can't be read, or isn't a mapping.
     """
     try:
         # YAML 1.1 would read 16:32 as a time of day.
         content = yaml.BaseLoader(path.read_text(encoding="utf-8")).get_single_data()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        what = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UsageError(f"{option} {path} can't be read: {what}", fix=fix) from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise UsageError(f"{option} {path} can't be read: {reason}", fix=fix) from error
     if not isinstance(content, dict):
         raise UsageError(f"{option} {path} is not a mapping", fix=fix)
     return content
 
 
-def refuse_own(arguments: Arguments, names: Iterable[str], why: str = "has no effect here") -> None:
+def refuse_own(
+    arguments: Arguments, names: Iterable[str], reason: str = "has no effect here"
+) -> None:
     """Raises UsageError if one of these settings is given as a flag: the command sets them itself."""
     for name in names:
         if name in arguments.flags:
-            raise UsageError(f"{flag(name)} {why}", fix=f"leave {flag(name)} out")
+            raise UsageError(f"{flag(name)} {reason}", fix=f"leave {flag(name)} out")

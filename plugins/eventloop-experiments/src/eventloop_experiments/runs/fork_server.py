@@ -1,14 +1,14 @@
-"""The process that runs are forked from: it has imported what each of them would import first.
+"""The process that runs are forked from: it has already imported the modules that every run needs.
 
-`python -m eventloop_experiments.runs.fork_server DESCRIPTOR TASK MODULE...` is started by `ForkServer`, and serves it
-over a socket. It imports, and does nothing else, so that a fork is as a new process is behind its
-imports: no thread has been started, no number drawn, no device opened. What it has seen to be otherwise
-it reports, and forks no more.
+`ForkServer` starts `python -m eventloop_experiments.runs.fork_server DESCRIPTOR TASK MODULE...` and talks
+to it over a socket. The process only imports, so that a fork is in the same state as a new process after its
+imports: no threads started, no random numbers drawn, no device opened. If an import violates this, the
+process reports it and stops forking.
 
-Imported are eventloop's `fit`, what every optimizer needs, the modules that the command itself adds to
-each run, the libraries that the task's file imports, and, when the next run begins, what earlier ones
-have imported of torch, of the core's other requirements and of those of these modules. Plugins, the
-task's file and modules beside it are imported by each run: they may draw numbers, or change torch.
+It imports eventloop's `fit`, the modules that every optimizer needs, the modules that the command adds to
+each run, and the libraries that the task's file imports. Before each further run it also imports the
+modules of torch and of other required packages that earlier runs imported. Plugins, the task's file and
+modules beside it are imported by each run itself: they may draw random numbers, or change torch.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Server:
     """Forks runs on request and reports their outcomes.
 
     Args:
-        connection: to the process that asks.
+        connection: socket to the process that requests runs.
         task: TASK of the runs.
-        modules: that each run imports, whatever its options are.
+        modules: modules that every run imports, whatever its options.
     """
 
     def __init__(self, connection: socket.socket, task: str, modules: Sequence[str]) -> None:
@@ -71,11 +71,11 @@ class Server:
         self._num_threads = num_threads()
         self._task = task
         self._modules = modules
-        self._seen: list[str] = []  # what runs have imported, until another begins
+        self._imported_by_runs: list[str] = []  # not yet imported here
         self._import(modules)
 
     def serve(self) -> Callable[[], None]:
-        """Serves until the other end is closed; in a fork it returns what that is to do."""
+        """Serves requests until the connection is closed; in a fork returns the fork's work."""
         scout = _Child(None, *_pipe())
         if (work := self._fork(scout, lambda: _look(self._task, scout))) is not None:
             return work
@@ -89,25 +89,25 @@ class Server:
                     return work
             self._reap()
 
-    def _obey(self, asked: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
-        """Does what was asked; in the fork of a run it returns the run."""
-        run = asked["run"]
-        if "signal" in asked:
+    def _obey(self, request: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
+        """Executes a request; in the fork of a run returns the run's work."""
+        run = request["run"]
+        if "signal" in request:
             for pid, child in self._children.items():
                 if child.run == run:
-                    os.kill(pid, asked["signal"])
+                    os.kill(pid, request["signal"])
             return None
         (log,) = descriptors
         try:
-            self._import(self._seen)
-            self._seen = []
+            self._import(self._imported_by_runs)
+            self._imported_by_runs = []
             if self._refusal:
-                self._tell(run=run, refused=self._refusal)
+                self._send(run=run, refused=self._refusal)
                 return None
             child = _Child(run, *_pipe())
-            work = self._fork(child, lambda: _train(asked["argv"], child))
+            work = self._fork(child, lambda: _train(request["argv"], child))
             if work is not None:
-                os.environ.update(asked["variables"])
+                os.environ.update(request["variables"])
                 os.dup2(log, 1)
                 os.dup2(log, 2)
             return work
@@ -117,7 +117,7 @@ class Server:
     def _fork(self, child: _Child, work: Callable[[], None]) -> Callable[[], None] | None:
         """Forks; returns the work in the fork, and None here."""
         gc.freeze()  # a collection in the fork would copy all that it shares with this process
-        # A signal for the fork waits until it has handlers of its own.
+        # Blocked, so that the fork receives no signal before its own handlers are installed.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         pid = os.fork()
         if pid == 0:
@@ -135,36 +135,38 @@ class Server:
         os.close(child.write_end)
         self._children[pid] = child
         if child.run is not None:
-            self._tell(run=child.run, pid=pid)
+            self._send(run=child.run, pid=pid)
         return None
 
     def _reap(self) -> None:
-        """Reports forks that have ended, and notes what they have imported."""
+        """Reports forks that have ended, and collects the modules that they imported."""
         for pid, child in [*self._children.items()]:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._children[pid]
                 if child.run is not None:
-                    self._tell(run=child.run, status=os.waitstatus_to_exitcode(status))
+                    self._send(run=child.run, status=os.waitstatus_to_exitcode(status))
                 names = child.imported()
                 if child.run is None:
                     self._import(names)
                     continue
                 self._packages = self._packages or _packages(self._modules)
-                self._seen += [one for one in names if one.partition(".")[0] in self._packages]
+                self._imported_by_runs += [
+                    name for name in names if name.partition(".")[0] in self._packages
+                ]
 
     def _import(self, names: Iterable[str]) -> None:
-        before = rng_states()
+        states_before = rng_states()
         for name in names:
             if name not in sys.modules:
-                # What it imported may be no module by this name, or not for the second time.
+                # A run may have registered the name without a module file, or the import may not repeat.
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
         if not self._refusal:
-            self._refusal = why_not(self._num_threads, before)
+            self._refusal = fork_obstacle(self._num_threads, states_before)
 
-    def _tell(self, **content: object) -> None:
-        with contextlib.suppress(OSError):  # the other end is gone, and so is this one soon
+    def _send(self, **content: object) -> None:
+        with contextlib.suppress(OSError):  # the other process has ended; `serve` notices it next
             self._connection.send(json.dumps(content).encode("ascii"))
 
     def _end(self) -> None:
@@ -178,7 +180,7 @@ class _Child:
 
     Args:
         run: its number; None for the scout.
-        read_end, write_end: of the pipe in which it names what it has imported.
+        read_end, write_end: pipe through which the fork reports the modules that it imported.
     """
 
     def __init__(self, run: int | None, read_end: int, write_end: int) -> None:
@@ -187,12 +189,12 @@ class _Child:
         self.write_end = write_end
 
     def report(self, names: Iterable[str]) -> None:
-        """Names modules, in the fork."""
+        """Reports names of modules; called in the fork."""
         with contextlib.suppress(OSError):
             os.write(self.write_end, "\n".join(names).encode())
 
     def imported(self) -> list[str]:
-        """Returns the names, once the fork has ended; none of one that was killed."""
+        """Returns the reported names after the fork has ended; empty if it was killed."""
         with os.fdopen(self.read_end, "rb") as pipe:
             os.set_blocking(self.read_end, False)
             return (pipe.read() or b"").decode().split()
@@ -200,8 +202,8 @@ class _Child:
 
 def _train(argv: list[str], child: _Child) -> None:
     """Runs `eventloop`, as `python -m eventloop` would."""
-    known = frozenset(sys.modules)
-    atexit.register(lambda: child.report(one for one in [*sys.modules] if one not in known))
+    preloaded = frozenset(sys.modules)
+    atexit.register(lambda: child.report(name for name in [*sys.modules] if name not in preloaded))
     sys.argv = ["eventloop", *argv]
     try:
         runpy.run_module("eventloop", run_name="__main__", alter_sys=True)
@@ -209,49 +211,49 @@ def _train(argv: list[str], child: _Child) -> None:
         if not isinstance(ended.code, int):
             raise
         status = ended.code
-    except KeyboardInterrupt:  # by which the command ends
+    except KeyboardInterrupt:  # the command ends with it
         status = 128 + signal.SIGINT
     else:
         status = 0
-    _end(status, known)
+    _end(status, preloaded)
 
 
 def _end(status: int, shared: Collection[str]) -> None:
-    """Ends a fork as Python ends, but for the modules that it was forked with.
+    """Exits a fork as Python does, except for freeing the modules that it was forked with.
 
-    To free these takes a second or more, since each page of them is copied first.
+    Freeing them would take a second or more: each of their memory pages would be copied first.
 
     Args:
-        shared: the names of these modules.
+        shared: names of these modules.
     """
-    # Private, and what multiprocessing ends its forks with; checked with Python 3.11 to 3.13.
+    # Private; multiprocessing ends its forks the same way. Checked with Python 3.11 to 3.13.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for name, module in [*sys.modules.items()]:
         if name not in shared and not _is_library(name):
             vars(module).clear()
-    gc.collect()  # calls `__del__`, and closes files, of what the run has made
-    for one in gc.get_objects():
-        if issubclass(type(one), io.IOBase):
+    gc.collect()  # calls `__del__` of the run's objects, and closes their files
+    for unclosed_file in gc.get_objects():
+        if issubclass(type(unclosed_file), io.IOBase):
             with contextlib.suppress(OSError, ValueError):
-                one.flush()
+                unclosed_file.flush()
     ctypes.CDLL(None).fflush(None)
     os._exit(status & 0xFF)
 
 
 def _look(task: str, scout: _Child) -> None:
     """Imports the task's file; reports the libraries that it imports, not its own modules."""
-    known = frozenset(sys.modules)
+    preloaded = frozenset(sys.modules)
     load_task_file(task)
-    scout.report(one for one in [*sys.modules] if one not in known and _is_library(one))
-    _end(0, known)
+    scout.report(name for name in [*sys.modules] if name not in preloaded and _is_library(name))
+    _end(0, preloaded)
 
 
 def _is_library(name: str) -> bool:
     if name.partition(".")[0] in sys.stdlib_module_names:
         return True
     origin = str(getattr(getattr(sys.modules[name], "__spec__", None), "origin", None))
-    return any(Path(origin).is_relative_to(one) for one in _library_folders())
+    return any(Path(origin).is_relative_to(folder) for folder in _library_folders())
 
 
 @functools.cache
@@ -261,28 +263,29 @@ def _library_folders() -> list[str]:
 
 
 def _packages(modules: Iterable[str]) -> frozenset[str]:
-    """Returns the packages of the core, of some modules and of what these require, and Python's own.
+    """Returns the top-level packages of the core, of `modules`, of all their requirements, and of Python.
 
-    A plugin that is off in another run is none of them: its import may change torch.
+    Plugins aren't among them: a plugin may be off in the next run, and its import may change torch.
     """
     distributions_of = importlib.metadata.packages_distributions()
     required: set[str] = set()
     waiting = [_CORE]
-    for one in modules:
-        waiting += distributions_of.get(one.partition(".")[0], ())
+    for module in modules:
+        waiting += distributions_of.get(module.partition(".")[0], ())
     while waiting:
         name = _normal(waiting.pop())
         if name in required:
             continue
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            lines = importlib.metadata.requires(name) or []
-            needed = [re.match(r"[\w.-]+", one) for one in lines if "extra ==" not in one]
-            waiting += [one[0] for one in needed if one is not None]
+            for line in importlib.metadata.requires(name) or []:
+                requirement = re.match(r"[\w.-]+", line)
+                if requirement is not None and "extra ==" not in line:
+                    waiting.append(requirement[0])
         required.add(name)
     names = {
         package
         for package, distributions in distributions_of.items()
-        if any(_normal(one) in required for one in distributions)
+        if any(_normal(distribution) in required for distribution in distributions)
     }
     return frozenset({"eventloop", *names, *sys.stdlib_module_names})
 
@@ -298,43 +301,45 @@ def rng_states() -> list[object]:
     return [random.getstate(), torch.get_rng_state().tolist(), *numbers]
 
 
-def why_not(num_before: int, before: list[object]) -> str:
-    """Returns what an import did that makes a fork differ from a new process; "" for nothing."""
+def fork_obstacle(num_threads_before: int, states_before: list[object]) -> str:
+    """Returns why a fork would differ from a new process because of an import; "" if it wouldn't."""
     if opened_accelerator() is not None or any(_open_devices()):
         return "an import has opened the GPU"
-    if rng_states()[: len(before)] != before:
+    if rng_states()[: len(states_before)] != states_before:
         return "an import has drawn random numbers"
-    # A further copy of OpenBLAS has a pool as large as numpy's, and stops it before each fork.
-    grown = num_threads() - num_before
-    if threading.active_count() > 1 or (grown and grown % max(1, num_before - 1)):
+    # Each further copy of OpenBLAS starts a pool as large as numpy's and stops it before a fork, so
+    # multiples of the pool's size are harmless.
+    num_started = num_threads() - num_threads_before
+    pool_size = max(1, num_threads_before - 1)
+    if threading.active_count() > 1 or (num_started and num_started % pool_size):
         return "an import has started threads"
     return ""
 
 
 def _open_devices() -> Iterator[str]:
-    for one in Path("/proc/self/fd").iterdir():
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            target = one.readlink()
+            target = descriptor.readlink()
             if target.parts[:2] == ("/", "dev") and target.name.startswith("nvidia"):
-                yield one.name
+                yield descriptor.name
 
 
 def num_threads() -> int:
-    """Returns how many threads this process has, those of native code among them."""
+    """Returns the number of threads of this process, including threads of native code."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def _pipe() -> tuple[int, int]:
     read_end, write_end = os.pipe()
-    with contextlib.suppress(OSError):  # more than an unprivileged process may have
+    with contextlib.suppress(OSError):  # larger than an unprivileged process may set
         fcntl.fcntl(write_end, _F_SETPIPE_SZ, _PIPE_BYTES)
     os.set_blocking(write_end, False)
     return read_end, write_end
 
 
 if __name__ == "__main__":
-    _ = Job  # imported with torch, as any run does
-    every = "torch._dynamo"  # which the first optimizer of a process imports
+    _ = Job  # imported with torch, as in any run
+    every_run = "torch._dynamo"  # imported by the first optimizer of a process
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        work = Server(connection, sys.argv[2], [every, *sys.argv[3:]]).serve()
+        work = Server(connection, sys.argv[2], [every_run, *sys.argv[3:]]).serve()
     work()

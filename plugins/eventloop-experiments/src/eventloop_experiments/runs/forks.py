@@ -1,4 +1,4 @@
-"""Runs that are forked from a process which is prepared; elsewhere than on Linux each is a new one."""
+"""Runs as forks of a prepared process, on Linux; elsewhere each run is a new process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from eventloop.commands import ending_with_parent
 
 _MESSAGE_BYTES = 2**16
-# The variable with the file in which torchrun has its processes write why they failed; `fit` does.
+# Names the file in which processes of torchrun record their failure; `fit` writes it, too.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class Process(Protocol):
-    """What is asked of the process of a run; `subprocess.Popen` has it."""
+    """The process of a run; `subprocess.Popen` implements it."""
 
     returncode: Any
 
@@ -35,12 +35,12 @@ class Process(Protocol):
 
 
 class ForkServer:
-    """Starts runs as forks of one process, which has imported what all of them import.
+    """Starts runs as forks of a process that has already imported the modules that all of them need.
 
     Args:
-        environment: of the runs.
+        environment: environment variables of the runs.
         task: TASK of the runs.
-        modules: that each run imports, whatever its options are.
+        modules: modules that every run imports, whatever its options.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class ForkServer:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
         with theirs:
-            what = [str(theirs.fileno()), task, *modules]
+            arguments = [str(theirs.fileno()), task, *modules]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "eventloop_experiments.runs.fork_server", *what],
+                [sys.executable, "-P", "-m", "eventloop_experiments.runs.fork_server", *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -66,11 +66,13 @@ class ForkServer:
     @staticmethod
     def suits(argv: Sequence[str]) -> bool:
         """Whether a run can be a fork: it is one process, on a system that forks safely."""
-        return sys.platform == "linux" and not any(one.startswith("--nproc") for one in argv)
+        return sys.platform == "linux" and not any(
+            argument.startswith("--nproc") for argument in argv
+        )
 
     @property
     def is_usable(self) -> bool:
-        """Whether it forks: nothing speaks against it, and it hasn't ended."""
+        """Whether the process can fork: it hasn't refused, and it hasn't ended."""
         return not self.refusal and self._process.poll() is None
 
     def start(
@@ -83,32 +85,32 @@ class ForkServer:
         """Starts a run.
 
         Args:
-            log: the descriptor that it writes to.
-            error_file: where it writes why it failed.
-            afresh: starts it as a new process, where it can't be forked after all.
+            log: descriptor that the run writes its output to.
+            error_file: file in which the run records its failure.
+            afresh: starts the run as a new process, if the fork is refused.
         """
         run = _Fork(self, len(self._runs), afresh)
         self._runs.append(run)
-        asked = {"run": run.number, "argv": [*argv], "variables": {ERROR_FILE: str(error_file)}}
-        message = json.dumps(asked).encode("ascii")
+        request = {"run": run.number, "argv": [*argv], "variables": {ERROR_FILE: str(error_file)}}
+        message = json.dumps(request).encode("ascii")
         try:
             self._connection.setblocking(True)
             socket.send_fds(self._connection, [message], [log])
-        except OSError:  # it has ended, or the command line is longer than a message
+        except OSError:  # the process has ended, or the command line is too long for a message
             run.start_afresh()
         finally:
             self._connection.setblocking(False)
         return run
 
     def send_signal(self, run: int, number: int) -> None:
-        """Has a signal sent to a run, in the order of what was asked before."""
+        """Asks the server to signal a run; requests are handled in order."""
         try:
             self._connection.send(json.dumps({"run": run, "signal": number}).encode("ascii"))
-        except OSError:  # it has ended, and its runs were asked to end with it
+        except OSError:  # the process has ended, and terminated its runs
             return
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until the process sends a message or ends, for `timeout_s` at most."""
+        """Waits until the process sends a message or ends, at most `timeout_s`."""
         select.select([self._connection], [], [], timeout_s)
 
     def receive(self) -> bool:
@@ -127,14 +129,14 @@ class ForkServer:
             self._runs[message["run"]].update(message)
 
     def close(self) -> None:
-        """Ends the process; runs that are under way get SIGTERM."""
+        """Ends the process; running forks get SIGTERM."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
 
 
 class _Fork:
-    """A run; where the server can't fork it, a process of its own."""
+    """A run as a fork; as a new process if the server can't fork it."""
 
     def __init__(
         self, server: ForkServer, number: int, afresh: Callable[[], subprocess.Popen[bytes]]
@@ -148,14 +150,14 @@ class _Fork:
         self._signal = 0
 
     def update(self, content: Mapping[str, Any]) -> None:
-        """Records what the server reports about it."""
+        """Records a report of the server."""
         self._pid = content.get("pid", self._pid)
         self.returncode = content.get("status", self.returncode)
         if "refused" in content:
             self.start_afresh()
 
     def start_afresh(self) -> None:
-        """Starts it as a new process, unless it was asked to stop."""
+        """Starts the run as a new process, unless it was signaled to stop."""
         if self._signal:
             self.returncode = -self._signal
         else:
@@ -183,7 +185,7 @@ class _Fork:
 
 
 def _is_alive(pid: int | None) -> bool:
-    """Returns whether a process runs; one that has ended may wait for its new parent to notice."""
+    """Whether a process runs; a zombie that its parent hasn't reaped yet doesn't count."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

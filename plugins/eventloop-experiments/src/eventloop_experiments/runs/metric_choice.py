@@ -16,7 +16,7 @@ class Metric:
 
     Args:
         name: as `fit --result` writes it, "test/accuracy".
-        higher_is_better: None where the metric doesn't say.
+        higher_is_better: None if the metric doesn't define it.
     """
 
     name: str
@@ -24,43 +24,52 @@ class Metric:
 
 
 def choose_metric(
-    wanted: str | None,
-    known: Mapping[str, bool | None],
+    requested: str | None,
+    directions: Mapping[str, bool | None],
     *,
     test_sets: Collection[str] = (),
     checkpoint_best: str | None = None,
 ) -> Metric:
-    """Finds the metric that was named; else that of `checkpoint_best`, or the only one.
+    """Returns the requested metric; without a request, `checkpoint_best`'s metric or the only metric.
 
     Args:
-        wanted: "test/accuracy", "eval/test/accuracy", "min test/error"; None where it isn't given.
-        known: the numbers that a run ends with, and whether higher is better.
-        test_sets: eval sets by which nothing may be chosen unless it is named.
-        checkpoint_best: the setting of the runs; None where it isn't set.
+        requested: "test/accuracy", "eval/test/accuracy", "min test/error"; None without `--metric`.
+        directions: the metrics that a run ends with, and whether higher is better.
+        test_sets: eval sets that must not select anything unless they are requested.
+        checkpoint_best: this setting of the runs; None if it isn't set.
 
     Raises:
-        UsageError: there is none of that name, or several and none is named.
+        UsageError: no metric has the requested name, or there are several and none was requested.
     """
-    if wanted is None and checkpoint_best is not None:
-        wanted = checkpoint_best
-    if wanted is None:
-        return _only_metric(known, test_sets)
-    direction, _, name = wanted.strip().rpartition(" ")
-    found = next((one for one in (name, name.removeprefix("eval/")) if one in known), None)
-    if found is None or direction not in ("", *_DIRECTIONS):
+    if requested is None and checkpoint_best is not None:
+        requested = checkpoint_best
+    if requested is None:
+        return _only_metric(directions, test_sets)
+    direction, _, name = requested.strip().rpartition(" ")
+    candidates = [name, name.removeprefix("eval/")]
+    metric = next((candidate for candidate in candidates if candidate in directions), None)
+    if metric is None or direction not in ("", *_DIRECTIONS):
         raise UsageError(
-            f"--metric: no metric is named {wanted!r}{closest(name, known)}", fix=_say(known)
+            f"--metric: no metric is named {requested!r}{closest(name, directions)}",
+            fix=_options(directions),
         )
-    return Metric(found, _DIRECTIONS.get(direction, known[found]))
+    return Metric(metric, _DIRECTIONS.get(direction, directions[metric]))
 
 
-def _only_metric(known: Mapping[str, bool | None], test_sets: Collection[str]) -> Metric:
-    evaluated = {name: one for name, one in known.items() if not name.startswith("train/")}
-    candidates = {
-        name: one for name, one in evaluated.items() if name.partition("/")[0] not in test_sets
-    }
-    # The loss stands beside the task's own metrics.
-    without_loss = {name: one for name, one in candidates.items() if not name.endswith("/loss")}
+def _only_metric(directions: Mapping[str, bool | None], test_sets: Collection[str]) -> Metric:
+    evaluated = {}
+    candidates = {}
+    without_loss = {}
+    for name, is_higher in directions.items():
+        if name.startswith("train/"):
+            continue
+        evaluated[name] = is_higher
+        if name.partition("/")[0] in test_sets:
+            continue
+        candidates[name] = is_higher
+        # The loss of an eval set is always logged; it only counts if the task has no metric.
+        if not name.endswith("/loss"):
+            without_loss[name] = is_higher
     choices = without_loss or candidates
     if len(choices) == 1:
         ((name, is_higher),) = choices.items()
@@ -69,14 +78,16 @@ def _only_metric(known: Mapping[str, bool | None], test_sets: Collection[str]) -
     if not candidates:
         description = "no metric of eval data"
         if evaluated:
-            description = f"no metric but those of test sets, {', '.join(sorted(test_sets))}"
-    raise UsageError(f"the task has {description}", fix=_say(candidates or evaluated or known))
+            description = f"no metric except on test sets, {', '.join(sorted(test_sets))}"
+    raise UsageError(
+        f"the task has {description}", fix=_options(candidates or evaluated or directions)
+    )
 
 
-def _say(known: Mapping[str, bool | None]) -> str:
-    """Returns how to name each metric, with both directions where a metric doesn't say which is better."""
+def _options(directions: Mapping[str, bool | None]) -> str:
+    """Returns the `--metric` options to choose from, with both directions if a metric defines none."""
     names: list[str] = []
-    for name, is_higher in known.items():
+    for name, is_higher in directions.items():
         names += [name] if is_higher is not None else [f'"max {name}"', f'"min {name}"']
     options = " or ".join(f"`--metric {name}`" for name in names)
     return f"write {options}" if options else "give Task(eval_dataloaders=..., metrics=...)"

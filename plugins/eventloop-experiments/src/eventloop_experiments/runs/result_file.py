@@ -1,4 +1,4 @@
-"""`--result`: writes the metrics of a run, the time of a step, and the most memory."""
+"""`--result`: writes the metrics of a run, the time of a step, and peak memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eventloop.toolbox import named_metrics, replace_file
 if TYPE_CHECKING:
     from eventloop import Result, StateView, Trainer
 
-_MOST_STEPS = 10_000  # the latest; an event of a GPU is kept for each
+_MOST_STEPS = 10_000  # the latest; on a GPU each holds an event
 _STATUS = Path("/proc/self/status")
 _MOMENT = ("epoch", "batch", "sample", "token", "seconds")
 
@@ -32,7 +32,7 @@ class ResultFile:
     """Measures a run and writes its results.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Attributes:
         cost: the callback that measures the run.
@@ -46,7 +46,7 @@ class ResultFile:
         """Writes metrics, time per step and memory atomically, on rank 0.
 
         Raises:
-            EventloopError: it can't be written.
+            EventloopError: the file can't be written.
         """
         if trainer.state.rank != 0:
             return
@@ -78,7 +78,7 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
         "step_s": cost.step_s,
         "peak_memory_bytes": peak_memory_bytes(state.device),
         "stop_reason": state.stop_reason,
-        "algorithms": [one.name for one in trainer.plugins if one.role == "algorithm"],
+        "algorithms": [plugin.name for plugin in trainer.plugins if plugin.role == "algorithm"],
         "off": {plugin.name: plugin.reason for plugin in trainer.off},
     }
 
@@ -86,7 +86,7 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
 def _extremes(
     history: Iterable[Mapping[str, float]], names: Iterable[str]
 ) -> dict[str, dict[str, float]]:
-    """Returns the least and the greatest value of each number over all evaluations."""
+    """Returns the minimum and maximum of each number over all evaluations."""
     rows = list(history)
     extremes = {}
     for name in names:
@@ -101,18 +101,19 @@ def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
     if name == "train/loss":
         return False
     metrics = trainer.state.metrics
-    known = {name: one.is_higher for name, one in named_metrics(metrics).items()}
-    known |= {f"train/{metric}": one.higher_is_better for metric, one in metrics["train"].items()}
-    # One metric may give several numbers, with dotted names.
-    return known.get(name, known.get(name.partition(".")[0]))
+    directions = {name: metric.is_higher for name, metric in named_metrics(metrics).items()}
+    for metric_name, metric in metrics["train"].items():
+        directions[f"train/{metric_name}"] = metric.higher_is_better
+    # A metric with several results logs them under dotted names, "test/f1.macro".
+    return directions.get(name, directions.get(name.partition(".")[0]))
 
 
 class Cost:
-    """Measures the time of a step, and the most memory; a callback.
+    """Measures the time of a step, and peak memory; a callback.
 
-    A step goes from one `batch_end` to the next: taking the batch, training on it, what all plugins
-    do. Steps with an evaluation or the end of an epoch in between are left out. On a GPU it is the
-    GPU's time, read on request.
+    A step lasts from a `batch_end` to the next: fetching the batch, training on it, and all plugins'
+    work. Steps interrupted by an evaluation or the end of an epoch are left out. On a GPU, its own time
+    is measured, and read on request.
     """
 
     name = "cost"
@@ -130,7 +131,7 @@ class Cost:
 
     @property
     def step_s(self) -> float | None:
-        """The median time of a step, in seconds; None where there was none."""
+        """The median time of a step, in seconds; None if there was no step."""
         steps = self.steps_s
         return statistics.median(steps) if steps else None
 
@@ -153,10 +154,10 @@ class Cost:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Returns the most memory at any time so far: of the device, or on a CPU of this process."""
+    """Returns peak memory so far: of the device, or for a CPU of this process."""
     if of_device := kind_of(device).memory():
         return of_device["peak"]
-    # `getrusage` counts what the process that started this one had, until it became this one.
+    # Not `getrusage`: its peak includes the memory of the parent process before `exec`.
     if _STATUS.is_file():
         words = _STATUS.read_text().partition("VmHWM:")[2].split()
         return int(words[0]) * 1024
@@ -167,10 +168,10 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def _seconds(marks: Iterable[float | torch.Event | None]) -> Iterator[float]:
-    """Yields the times between neighbours, as far as both are there."""
-    for one, other in pairwise(marks):
-        if isinstance(one, float) and isinstance(other, float):
-            yield other - one
-        elif not isinstance(one, float | None) and not isinstance(other, float | None):
-            other.synchronize()
-            yield one.elapsed_time(other) / 1000
+    """Yields the times between adjacent marks; None marks an interruption."""
+    for start, end in pairwise(marks):
+        if isinstance(start, float) and isinstance(end, float):
+            yield end - start
+        elif not isinstance(start, float | None) and not isinstance(end, float | None):
+            end.synchronize()
+            yield start.elapsed_time(end) / 1000

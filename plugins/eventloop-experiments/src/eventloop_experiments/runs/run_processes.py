@@ -26,11 +26,11 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Tried(NamedTuple):
-    """What came of a dry run.
+    """The outcome of a dry run.
 
     Args:
-        err: what it wrote to stderr.
-        content: its result; None where it failed.
+        err: its output on stderr.
+        content: its result; None if it failed.
     """
 
     status: int
@@ -39,20 +39,22 @@ class Tried(NamedTuple):
 
 
 def try_run(argv: Iterable[str], threads: int | None = None) -> Tried:
-    """Makes a dry run, so that a mistake in the task shows before hours are spent.
+    """Makes a dry run, to find mistakes in the task before hours of training.
 
     Args:
-        argv: of a run: `fit`, and what follows.
+        argv: command line of a run, from `fit` on.
     """
     with TemporaryDirectory(prefix="eventloop-") as folder:
         path = Path(folder, "result.json")
-        # A dry run has limits of its own.
-        words = [one for one in argv if not one.startswith("--limit-")]
+        # A dry run sets its own limits.
+        words = [word for word in argv if not word.startswith("--limit-")]
         command = [*_command(words), "--dry-run", f"--result={path}"]
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=_environment(threads), capture_output=True, text=True, check=False
         )
-        return Tried(done.returncode, done.stderr, read_json(RunFolder(path.parent), path.name))
+        return Tried(
+            process.returncode, process.stderr, read_json(RunFolder(path.parent), path.name)
+        )
 
 
 def check_rows(
@@ -62,15 +64,15 @@ def check_rows(
     jobs: int = 1,
     threads: int | None = None,
 ) -> None:
-    """Makes a dry run of each row, so that all that can't be trained shows before anything is.
+    """Makes a dry run of each row, to find all rows that can't be trained before training starts.
 
     Args:
-        rows: the command line of each, by the name that messages call it.
-        taking_part: the algorithms that must take part in a row.
+        rows: the command line of each row, by the row's name in messages.
+        taking_part: the algorithms that must be active in a row.
 
     Raises:
-        PluginError: an algorithm doesn't suit the task, or a dry run fails; with all of them.
-        KeyboardInterrupt, Terminated: a signal came.
+        PluginError: an algorithm doesn't suit the task, or a dry run fails; lists all problems.
+        KeyboardInterrupt, Terminated: a signal was received.
     """
     runs = [_DryRun(name, idx, argv) for idx, (name, argv) in enumerate(rows.items())]
     with TemporaryDirectory(prefix="eventloop-") as folder:
@@ -80,17 +82,18 @@ def check_rows(
         if processes.is_stopped:
             raise processes.stopped("nothing was trained")
     problems = []
-    for one in sorted(outcomes, key=lambda one: one.run.idx):
-        off = {} if one.content is None else one.content["off"]
-        wanted = (taking_part or {}).get(one.run.name, ())
-        reasons = [f"{name} takes no part: {off[name]}" for name in wanted if name in off]
-        reasons += [one.reason] if one.content is None else []
-        problems += [f"{one.run.name}: {one_line(reason)}" for reason in reasons]
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.run.idx):
+        off = {} if outcome.content is None else outcome.content["off"]
+        required_plugins = (taking_part or {}).get(outcome.run.name, ())
+        reasons = [f"{name} takes no part: {off[name]}" for name in required_plugins if name in off]
+        if outcome.content is None:
+            reasons.append(outcome.reason)
+        problems += [f"{outcome.run.name}: {one_line(reason)}" for reason in reasons]
     if problems:
         raise PluginError(
             f"{counted(len(problems), 'problem')} in {counted(len(rows), 'row')}; nothing was trained",
             rows="\n    ".join(["", *problems]),
-            fix="leave out what doesn't suit the task, `-p no:NAME` say, or fix its options",
+            fix="leave out plugins that don't suit the task, for example with `-p no:NAME`, or fix their options",
         )
 
 
@@ -108,25 +111,24 @@ class _DryRun:
 
     @property
     def argv(self) -> Sequence[str]:
-        # A dry run has limits of its own.
-        words = (one for one in self.line if not one.startswith("--limit-"))
+        # A dry run sets its own limits.
+        words = (word for word in self.line if not word.startswith("--limit-"))
         return (*words, "--dry-run")
 
 
 class RunProcesses(Generic[R]):
-    """Trains, each run in its own process; what asks to stop is passed on, inside its context.
+    """Trains each run in its own process; within its context, signals to stop are forwarded to the runs.
 
-    On Linux the processes are forks of one that has imported what all runs import, where that changes
-    nothing: see `fork_server`. Runs of several ranks are new processes.
+    On Linux the processes are forks of a process that has imported the shared modules, unless an import
+    makes forks differ from new processes: see `fork_server`. Runs of several ranks are new processes.
 
-    A run that is stopped saves a checkpoint, and goes on from there when it is started again.
+    A run that is stopped saves a checkpoint, and resumes from it when it is started again.
 
     Args:
-        folder: of all runs.
-        jobs: how many at once.
-        threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
-        modules: that each run imports, whatever its options are: those of a plugin that the command
-            adds to it.
+        folder: folder of all runs.
+        jobs: number of parallel runs.
+        threads: OMP_NUM_THREADS of a run; None leaves it unchanged.
+        modules: modules that every run imports, whatever its options: a plugin that the command adds.
     """
 
     def __init__(
@@ -149,13 +151,13 @@ class RunProcesses(Generic[R]):
         self._num_started = 0
 
     def outcomes(self, runs: Iterable[R]) -> Iterator[Outcome[R]]:
-        """Starts runs, and yields what came of each when it ends.
+        """Starts runs, and yields the outcome of each when it ends.
 
-        It ends without the runs that are left when a signal asks to stop; see `stopped`.
+        Ends early when a signal asks to stop; see `stopped`.
 
         Args:
-            runs: asked for the next one when there is room for it, so that it may depend on the
-                outcomes so far.
+            runs: advanced only when there is room for another run, so that the next run may depend on
+                earlier outcomes.
         """
         waiting = iter(runs)
         while True:
@@ -166,9 +168,9 @@ class RunProcesses(Generic[R]):
             if not self._under_way:
                 return
             self._wait()
-            for one in self._ended():
-                outcome = one.outcome(self._folder)
-                # One that was stopped goes on another time.
+            for process in self._ended():
+                outcome = process.outcome(self._folder)
+                # A run that was stopped resumes another time.
                 if outcome.content is not None or not self._received:
                     yield outcome
 
@@ -177,15 +179,15 @@ class RunProcesses(Generic[R]):
         """Whether a signal asked to stop."""
         return bool(self._received)
 
-    def stopped(self, left: str) -> BaseException:
-        """Returns what to raise when a signal left runs to do.
+    def stopped(self, remaining: str) -> BaseException:
+        """Returns the exception to raise when a signal stopped the runs early.
 
         Args:
-            left: what is left: "2 runs are left; the same line goes on".
+            remaining: the remaining work: "2 runs are left; the same line goes on".
         """
         if self._received and self._received[0] == signal.SIGTERM:
-            return Terminated(f"terminated: {left}")
-        return interrupted(f"interrupted: {left}")
+            return Terminated(f"terminated: {remaining}")
+        return interrupted(f"interrupted: {remaining}")
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._pass_on) for number in _STOPPING}
@@ -194,19 +196,21 @@ class RunProcesses(Generic[R]):
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        for one in self._under_way:
-            one.process.terminate()
+        for running in self._under_way:
+            running.process.terminate()
         if self._server is not None:
             self._server.close()
         self._errors.cleanup()
 
     def _start(self, run: R) -> None:
-        """Starts a run, in a session of its own: a terminal's Ctrl-C comes once, from here.
+        """Starts a run in its own session: a Ctrl-C in the terminal reaches it once, from here.
 
-        It ends when this process is killed: otherwise it would be in the way of one that goes on.
+        The run ends if this process is killed: otherwise it would block a later process that resumes it.
         """
-        own = [f"--run-dir={self._folder.run_dir(run)}", f"--result={self._folder.result(run)}"]
-        argv = [*run.argv, *own]
+        outputs = [
+            f"--run-dir={self._folder.run_dir(run)}", f"--result={self._folder.result(run)}",
+        ]  # fmt: skip
+        argv = [*run.argv, *outputs]
         error_file = Path(self._errors.name, f"{self._num_started}.json")
         self._num_started += 1
         with os.fdopen(self._folder.open_log(run), "ab") as log:
@@ -214,11 +218,11 @@ class RunProcesses(Generic[R]):
             process = self._forked(run, argv, log.fileno(), error_file)
             process = process or self._fresh(run, argv, error_file)
         self._under_way.append(_Process(run, process, log_start, error_file, time.monotonic()))
-        if self._received:  # after it was asked whether to start another
+        if self._received:  # a signal came after `outcomes` checked for it
             process.send_signal(self._received[-1])
 
     def _forked(self, run: R, argv: Sequence[str], log: int, error_file: Path) -> Process | None:
-        """Starts a run as a fork; returns None where it must be a new process."""
+        """Starts a run as a fork; returns None if it must be a new process."""
         if not ForkServer.suits(argv):
             return None
         if self._server is None:
@@ -229,7 +233,7 @@ class RunProcesses(Generic[R]):
         return self._server.start(argv, log, error_file, afresh)
 
     def _wait(self) -> None:
-        """Waits a little, or until a fork ends."""
+        """Waits for a message from the fork server, or for a short time."""
         if self._server is not None and self._server.is_usable:
             self._server.wait(_POLL_S)
         else:
@@ -248,16 +252,16 @@ class RunProcesses(Generic[R]):
             )
 
     def _ended(self) -> Iterator[_Process[R]]:
-        """Yields those that have ended since it was last asked."""
-        for one in [*self._under_way]:
-            if one.process.poll() is not None:
-                self._under_way.remove(one)
-                yield one
+        """Yields the processes that have ended since the last call."""
+        for process in [*self._under_way]:
+            if process.process.poll() is not None:
+                self._under_way.remove(process)
+                yield process
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(number)
-        for one in self._under_way:
-            one.process.send_signal(number)
+        for process in self._under_way:
+            process.process.send_signal(number)
 
 
 @dataclass(frozen=True)
@@ -265,8 +269,8 @@ class _Process(Generic[R]):
     """A run under way.
 
     Args:
-        log_start: where what it writes begins in its log.
-        error_file: where it writes why it failed.
+        log_start: position in the log at which the output of this process begins.
+        error_file: file in which the run records its failure.
     """
 
     run: R
@@ -276,7 +280,7 @@ class _Process(Generic[R]):
     began_at: float
 
     def outcome(self, folder: RunsFolder) -> Outcome[R]:
-        """Returns what came of it, once it has ended."""
+        """Returns the outcome of the run, after it has ended."""
         seconds = time.monotonic() - self.began_at
         content = folder.content(self.run)
         log = folder.log(self.run)
@@ -298,12 +302,12 @@ class _Process(Generic[R]):
 
 
 def _command(argv: Sequence[str]) -> list[str]:
-    # -P: modules don't come from the working directory.
+    # -P: a file in the working directory must not shadow a module.
     return [sys.executable, "-P", "-m", "eventloop", *argv]
 
 
 def _environment(threads: int | None) -> dict[str, str]:
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # who looks into a log sees all
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # logs are complete at any time
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment

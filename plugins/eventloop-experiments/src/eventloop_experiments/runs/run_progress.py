@@ -1,4 +1,4 @@
-"""What is shown during the runs: a line per run, and a bar below them on a terminal."""
+"""Progress of the runs: a line per run, and on a terminal a bar below the lines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RunProgress(Generic[R]):
     """Shows runs as they begin and end, inside its context.
 
     Args:
-        num_runs: of all.
-        num_done: those that are done already.
+        num_runs: total number of runs.
+        num_done: number of runs that are done already.
     """
 
     def __init__(self, num_runs: int, num_done: int) -> None:
@@ -28,18 +28,18 @@ class RunProgress(Generic[R]):
         self._bar = _bar(num_runs, num_done) if sys.stdout.isatty() else None
 
     def started(self, runs: Iterable[R]) -> Iterator[R]:
-        """Hands runs on, and shows each as it is taken up."""
+        """Yields the runs, and shows each when it is started."""
         for run in runs:
             self._under_way.append(run)
             self._show()
             yield run
 
     def ended(self, outcome: Outcome[R], num_done: int | None = None, mark: str = "") -> None:
-        """Shows what came of a run.
+        """Shows the outcome of a run.
 
         Args:
-            num_done: how many are done, where other processes work on them, too.
-            mark: what it is beside complete or failed: "pruned".
+            num_done: number of runs that are done, if other processes contribute to it.
+            mark: further remark on the outcome: "pruned".
         """
         self._under_way.remove(outcome.run)
         self._num_done = self._num_done + 1 if num_done is None else num_done
@@ -72,7 +72,7 @@ def _summary(outcome: Outcome[Any], mark: str) -> str:
     if outcome.content is None:
         return f"{outcome.run}: failed: {outcome.reason}"
     metrics = outcome.content["metrics"]
-    shown = {name: one for name, one in metrics.items() if not name.startswith("train/")}
+    shown = {name: value for name, value in metrics.items() if not name.startswith("train/")}
     numbers = (
         f"{one_line(name)} {'nan' if value is None else format(value, '.4g')}"
         for name, value in (shown or metrics).items()

@@ -1,4 +1,4 @@
-"""The plugin that takes part in each trial: reports its evaluations, and stops it when it is pruned."""
+"""The plugin added to each trial: reports its evaluations, and stops it when it is pruned."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from eventloop import StateView
 
 PRUNED_AT = "pruned_at"
-_WHAT = "--metric"
+_OPTION = "--metric"
 
 
 class Pruning:
     """Reports a trial's metric to Optuna after each evaluation, and stops the run when it is pruned.
 
-    `eventloop sweep` adds it to its runs; the storage's URL is in the variable OPTUNA_STORAGE.
+    `eventloop sweep` adds it to its runs; the variable OPTUNA_STORAGE has the storage's URL.
 
     Args:
         study: the study's name.
         trial: the trial's number.
-        metric: what is reported.
-        pruner: what decides, as `--pruner` takes it.
+        metric: the metric to report.
+        pruner: the pruner that decides, in the format of `--pruner`.
     """
 
     def __init__(self, *, study: str, trial: int, metric: str, pruner: str) -> None:
@@ -47,34 +47,36 @@ class Pruning:
 
     @hookimpl
     def fit_start(self, state: StateView) -> None:
-        """Opens the study, and stops at once a run that was pruned before it was killed."""
-        if not self.metric.rpartition(" ")[2].startswith("train/"):  # which no evaluation has
-            self._named = find_metric(_WHAT, self.metric, state)
+        """Opens the study; stops immediately if this trial was already pruned before it was killed."""
+        if not self.metric.rpartition(" ")[2].startswith(
+            "train/"
+        ):  # never evaluated, so never pruned
+            self._named = find_metric(_OPTION, self.metric, state)
         if state.rank:
             return
         self._storage = open_storage(os.environ[STORAGE_VARIABLE], is_new=False)
         study = optuna.load_study(
             study_name=self.study,
             storage=self._storage,
-            sampler=optuna.samplers.RandomSampler(),  # draws nothing here
+            sampler=optuna.samplers.RandomSampler(),  # unused: the sweep has already sampled the trial
             pruner=make_pruner(self.pruner),
         )
         study_id = self._storage.get_study_id_from_name(self.study)
         self._trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, self.trial)
-        study.get_trials(deepcopy=False)  # Optuna's cache learns of it
+        study.get_trials(deepcopy=False)  # fills Optuna's cache, which doesn't know the trial yet
         self._trial = Trial(study, self._trial_id)
         self._stop(state, self._trial.user_attrs.get(PRUNED_AT))
 
     @hookimpl(rank_zero=True)
     def eval_after_all(self, state: StateView) -> None:
-        """Reports the metric; a resumed run makes evaluations again that were reported."""
+        """Reports the metric, unless this evaluation was reported before a resume."""
         if self._trial is None or self._storage is None or self._named is None:
             return  # outside of a fit
         if self._is_pruned or self._named.eval_set not in state.eval_sets:
             return
         self._num_evals += 1
         if self._num_evals not in self._storage.get_trial(self._trial_id).intermediate_values:
-            value = self._named.value(state.eval_metrics, _WHAT)
+            value = self._named.value(state.eval_metrics, _OPTION)
             self._trial.report(value, self._num_evals)
         if self._trial.should_prune():
             self._trial.set_user_attr(PRUNED_AT, self._num_evals)
@@ -82,16 +84,16 @@ class Pruning:
 
     @hookimpl
     def close(self) -> None:
-        """Lets the database go."""
+        """Closes the connection to the database."""
         if self._storage is not None:
             self._storage.remove_session()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many evaluations there were."""
+        """Returns the number of evaluations so far."""
         return {"num_evals": self._num_evals}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Counts on."""
+        """Restores the number of evaluations."""
         self._num_evals = state["num_evals"]
 
     def _stop(self, state: StateView, pruned_at: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What came of a sweep: the best trial as a line to paste and a file, counts, plots."""
+"""The results of a sweep: the best trial as a command line and a file, counts, plots."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from eventloop.commands import counted, fold, one_line
 from eventloop_experiments.sweep.pruning import PRUNED_AT
 from eventloop_experiments.sweep.sweep_request import Sweep
 
-METRIC = "metric"  # of a study: its name
-OBJECTIVE = "objective"  # of a study: which evaluation of a trial counts
+METRIC = "metric"  # attribute of a study: the metric's name
+OBJECTIVE = "objective"  # attribute of a study: the evaluation that is a trial's value
 _BEST = "best.yaml"
 
 
@@ -28,8 +28,8 @@ def header(sweep: Sweep, study: optuna.Study, num_left: int) -> Iterator[str]:
     """Yields the lines printed before the first trial."""
     at_once = f", {sweep.jobs} at a time" if sweep.jobs > 1 else ""
     yield f"sweep: {sweep.arguments.task}, {counted(sweep.num_trials, 'trial')}{at_once}"
-    for one in sweep.dimensions:
-        yield f"  {one.name}: {one}"
+    for dimension in sweep.dimensions:
+        yield f"  {dimension.name}: {dimension}"
     yield (
         f"study: {study.study_name}, {study.direction.name.lower()} "
         f"{study.user_attrs[METRIC]} of the {sweep.objective} evaluation, {type(study.sampler).__name__}, "
@@ -41,8 +41,8 @@ def header(sweep: Sweep, study: optuna.Study, num_left: int) -> Iterator[str]:
 
 
 def best_of(study: optuna.Study) -> FrozenTrial | None:
-    """Returns the best trial; None where none is complete."""
-    if not any(one.state == TrialState.COMPLETE for one in study.get_trials(deepcopy=False)):
+    """Returns the best trial; None if no trial is complete."""
+    if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         return None
     return study.best_trial
 
@@ -61,17 +61,19 @@ def write_best(sweep: Sweep, study: optuna.Study) -> FrozenTrial | None:
 def summary(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> Iterator[str]:
     """Yields the lines printed at the end."""
     trials = study.get_trials(deepcopy=False)
-    states = Counter(one.state for one in trials)
+    states = Counter(trial.state for trial in trials)
     shown = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
     yield f"trials: {shown}"
-    for one in trials:
-        if one.state == TrialState.PRUNED:
-            shown = f"{study.user_attrs[METRIC]} {one.value:.6g}" if one.value is not None else ""
-            at = f"at evaluation {one.user_attrs.get(PRUNED_AT)}"
-            yield one_line(f"pruned: trial {one.number}, {at}: {shown}".rstrip(": "))
-    for one in trials:
-        if one.state == TrialState.FAIL:
-            yield one_line(f"failed: trial {one.number}: {one.user_attrs.get('reason', '')}")
+    for trial in trials:
+        if trial.state == TrialState.PRUNED:
+            shown = (
+                f"{study.user_attrs[METRIC]} {trial.value:.6g}" if trial.value is not None else ""
+            )
+            moment = f"at evaluation {trial.user_attrs.get(PRUNED_AT)}"
+            yield one_line(f"pruned: trial {trial.number}, {moment}: {shown}".rstrip(": "))
+    for trial in trials:
+        if trial.state == TrialState.FAIL:
+            yield one_line(f"failed: trial {trial.number}: {trial.user_attrs.get('reason', '')}")
     if best is None:
         yield "no trial was completed"
         return
@@ -85,13 +87,15 @@ def summary(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> Iter
 def paste_line(sweep: Sweep, best: FrozenTrial) -> str:
     """Returns the command line that trains with the options of a trial."""
     argv = [
-        one for one in sweep.fit_line(_values(sweep, best, plugins=True)) if one != "--unlocked"
+        argument
+        for argument in sweep.fit_line(_values(sweep, best, plugins=True))
+        if argument != "--unlocked"
     ]
     return shlex.join(["eventloop", *argv])
 
 
 def content_of(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> dict[str, Any]:
-    """Returns the sweep as JSON can hold it."""
+    """Returns the sweep as JSON-serializable data."""
     return {
         "task": sweep.arguments.task,
         "study": study.study_name,
@@ -103,21 +107,21 @@ def content_of(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> d
         "fit": None if best is None else paste_line(sweep, best),
         "trials": [
             {
-                "number": one.number,
-                "state": one.state.name.lower(),
-                "value": one.value,
-                "options": one.params,
-                "evaluations": one.intermediate_values,
-                "reason": one.user_attrs.get("reason"),
-                "pruned_at": one.user_attrs.get(PRUNED_AT),
+                "number": trial.number,
+                "state": trial.state.name.lower(),
+                "value": trial.value,
+                "options": trial.params,
+                "evaluations": trial.intermediate_values,
+                "reason": trial.user_attrs.get("reason"),
+                "pruned_at": trial.user_attrs.get(PRUNED_AT),
             }
-            for one in study.get_trials(deepcopy=False)
+            for trial in study.get_trials(deepcopy=False)
         ],
     }
 
 
 def draw(study: optuna.Study, path: Path) -> bool:
-    """Draws a study with Optuna's plots, one below the other; returns whether a trial is complete."""
+    """Draws a study with Optuna's plots, in a column; returns False if no trial is complete."""
     if best_of(study) is None:
         return False
     import warnings
@@ -137,7 +141,7 @@ def draw(study: optuna.Study, path: Path) -> bool:
     )
     images = []
     for plot in kinds:
-        with contextlib.suppress(ValueError, RuntimeError):  # of too few trials
+        with contextlib.suppress(ValueError, RuntimeError):  # too few trials for this plot
             plot(study)
             drawn = io.BytesIO()
             pyplot.gcf().savefig(drawn, format="png", dpi=120, bbox_inches="tight")
@@ -156,7 +160,7 @@ def draw(study: optuna.Study, path: Path) -> bool:
 
 
 def _values(sweep: Sweep, best: FrozenTrial, *, plugins: bool = False) -> dict[str, str]:
-    """Returns the options of a trial as they are typed."""
+    """Returns the options of a trial as typed on a command line."""
     return {
         name: repr(value) if isinstance(value, float) else str(value)
         for name, value in best.params.items()
@@ -165,16 +169,16 @@ def _values(sweep: Sweep, best: FrozenTrial, *, plugins: bool = False) -> dict[s
 
 
 def _config(sweep: Sweep, best: FrozenTrial) -> dict[str, Any]:
-    """Returns the file for `--config` with which `fit` trains as a trial did."""
+    """Returns the content of a `--config` file with which `fit` repeats a trial."""
     layers = sweep.job.configuration.layers
-    given = sweep.arguments.given
-    # The first file is that of `--config`; others are read without being named.
-    file = next(one for one in layers if one.kind == "file") if "config" in given else None
-    values = {key: one.value for key, one in file.values.items()} if file else {}
+    options = sweep.arguments.given
+    # With `--config`, its file is the first; the other files are found without being named.
+    file = next(layer for layer in layers if layer.kind == "file") if "config" in options else None
+    values = {key: value.value for key, value in file.values.items()} if file else {}
     for key, text in (sweep.arguments.flags | _values(sweep, best)).items():
         values[key] = _plain(sweep.job.convert(key, text), text)
-    values |= {"autoload": False} if "no_plugins" in given else {}
-    rules = {key: one.value for key, one in file.rules.items()} if file else {}
+    values |= {"autoload": False} if "no_plugins" in options else {}
+    rules = {key: rule.value for key, rule in file.rules.items()} if file else {}
     rules |= _lists(sweep, best)
     content: dict[str, Any] = {}
     sections: dict[str, Any] = {}
@@ -182,37 +186,44 @@ def _config(sweep: Sweep, best: FrozenTrial) -> dict[str, Any]:
         section, _, name = key.rpartition(".")
         (sections.setdefault(section, {}) if section else content)[name] = value
     content |= {"task": sections.pop("task")} if "task" in sections else {}
-    # Where `plugins` is a list, their sections stand at the top.
+    # If `plugins` is a list of names, the sections of plugins move to the top level.
     content |= sections if "plugins" in rules or not sections else {"plugins": sections}
     return content | rules
 
 
 def _lists(sweep: Sweep, best: FrozenTrial) -> dict[str, list[str]]:
-    """Returns the lists of plugins, with what weaker files list: the strongest file's counts."""
+    """Returns the lists of plugins, including the lists of weaker files, which this file replaces."""
     rules = sweep.job.configuration.rules
     choice = sweep.arguments.choice
-    off = {fold(one): one for one in choice.off} | sweep.switched_off(best.params)
+    off = {fold(name): name for name in choice.off} | sweep.switched_off(best.params)
     chosen = [str(value) for name, value in best.params.items() if name.startswith("-p ")]
-    on = {fold(one): one for one in (*choice.insist, *chosen) if not one.startswith("no:")}
-    on |= {fold(one.name): f"{one.name}{one.specifier}" for one in rules.required}
-    required = [one for key, one in on.items() if key not in off]
-    off = {key: one.value for key, one in rules.disable.items() if key not in on} | off
-    local = sweep.job.configuration.local
-    own = [one for one in local if not one.source or one.source != rules.site]
-    plugins = [_label(one.label, one.folder) for one in own]
+    on = {fold(name): name for name in (*choice.insist, *chosen) if not name.startswith("no:")}
+    on |= {fold(plugin.name): f"{plugin.name}{plugin.specifier}" for plugin in rules.required}
+    required = [name for key, name in on.items() if key not in off]
+    off = {key: rule.value for key, rule in rules.disable.items() if key not in on} | off
+    plugins = [
+        _label(plugin.label, plugin.folder)
+        for plugin in sweep.job.configuration.local
+        if not plugin.source or plugin.source != rules.site
+    ]
     lists = {"disable": [*off.values()], "required": required, "plugins": plugins}
-    is_alone = "no_plugins" in sweep.arguments.given  # without what the project requires
-    return {key: one for key, one in lists.items() if one or (key == "required" and is_alone)}
+    # An empty `required` is written, too, with --no-plugins: it overrides the project's list.
+    overrides_project = "no_plugins" in sweep.arguments.given
+    return {
+        key: names
+        for key, names in lists.items()
+        if names or (key == "required" and overrides_project)
+    }
 
 
 def _label(label: str, folder: Path) -> str:
-    """Returns a plugin's label that is valid in another folder, too; a module's is."""
+    """Returns a plugin's label with an absolute path, valid in any folder; names of modules are unchanged."""
     path, end, name = label.partition(".py")
     return f"{Path(folder, path).resolve()}{end}{name}" if end else path
 
 
 def _plain(value: object, text: str) -> object:
-    """Returns a value of YAML; of another type its text, from which it is read again."""
+    """Returns a value that YAML can write; other types as the text from which they are parsed."""
     if value is None or type(value) in (bool, int, float):
         return value
     return str(value) if isinstance(value, Url) else text  # without its password

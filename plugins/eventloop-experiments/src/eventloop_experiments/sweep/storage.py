@@ -1,4 +1,4 @@
-"""Optuna's objects by name: the storage of a URL, the study in it, samplers and pruners."""
+"""Optuna's objects by name: storages, samplers and pruners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optuna.storages import RDBStorage
 from eventloop import EventloopError
 from eventloop.commands import UsageError, closest, flag, fold, one_line
 
-# Children and other workers read the URL here, which may hold a password: it stands in no file.
+# Passes the URL to trials and workers; it may contain a password, so it isn't written to a file.
 STORAGE_VARIABLE = "OPTUNA_STORAGE"
 _WAIT_S = 120  # for other workers to end their writes to SQLite
 
@@ -27,13 +27,13 @@ def sqlite_url(folder: Path) -> str:
 
 
 def open_storage(url: str, *, is_new: bool = True) -> RDBStorage:
-    """Opens a database, and makes its tables where there are none.
+    """Opens a database, and creates its tables if they are missing.
 
     Args:
-        is_new: whether it may be without them, or have those of another version of Optuna.
+        is_new: whether to create tables and check Optuna's version of them; trials skip both.
 
     Raises:
-        EventloopError: it can't be reached, or its driver isn't installed.
+        EventloopError: the database can't be reached, or its driver isn't installed.
     """
     options = {"connect_args": {"timeout": _WAIT_S}} if url.startswith("sqlite") else {}
     try:
@@ -46,17 +46,17 @@ def open_storage(url: str, *, is_new: bool = True) -> RDBStorage:
     except Exception as error:
         raise EventloopError(
             f"the study's storage can't be opened: {one_line(str(error))}",
-            fix="give a URL of SQLAlchemy, `--storage postgresql://user@host/database`, say, and "
+            fix="give a URL of SQLAlchemy, such as `--storage postgresql://user@host/database`, and "
             "install its driver; or leave --storage out",
         ) from error
     if options:
         sqlalchemy.event.listen(storage.engine, "connect", _truncate_journal)
-        storage.engine.dispose()  # of the connections that weren't told
+        storage.engine.dispose()  # connections opened before the listener
     return storage
 
 
 def _truncate_journal(connection: sqlite3.Connection, _record: object) -> None:
-    """Spares SQLite the change of a folder, which is most of what a commit costs."""
+    """Makes SQLite truncate its journal: deleting the file is the most expensive part of a commit."""
     connection.execute("PRAGMA journal_mode = TRUNCATE")
 
 
@@ -74,24 +74,26 @@ def make_pruner(text: str | None) -> optuna.pruners.BasePruner:
 
 
 def _made(kind: str, text: str, module: ModuleType) -> Any:
-    """Builds the class `NameKind` of a module, with arguments that are written behind the name.
+    """Builds the class `NameKind` of a module, with the arguments written after the name.
 
     Raises:
-        UsageError: there is none of this name, or it doesn't take these arguments.
+        UsageError: no class has this name, or it doesn't accept these arguments.
     """
     name, _, options = text.partition(":")
     suffix = kind.title()
     classes = {
-        fold(one.removesuffix(suffix)).lower(): found
-        for one, found in vars(module).items()
-        if one.endswith(suffix) and inspect.isclass(found) and not inspect.isabstract(found)
+        fold(class_name.removesuffix(suffix)).lower(): member
+        for class_name, member in vars(module).items()
+        if class_name.endswith(suffix)
+        and inspect.isclass(member)
+        and not inspect.isabstract(member)
     }
     if name.lower() not in classes:
         raise UsageError(
             f"{flag(kind)}: Optuna has no {kind} {name!r}{closest(name.lower(), classes)}",
             fix=f"one of {', '.join(sorted(classes))}",
         )
-    pairs = [one.partition("=") for one in options.split(",") if one]
+    pairs = [option.partition("=") for option in options.split(",") if option]
     try:
         return classes[name.lower()](**{key: yaml.safe_load(value) for key, _, value in pairs})
     except (TypeError, ValueError, ImportError) as error:

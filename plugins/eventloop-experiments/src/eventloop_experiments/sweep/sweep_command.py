@@ -57,7 +57,7 @@ from eventloop_experiments.sweep.sweep_request import (
 )
 from eventloop_experiments.sweep.trials import TrialRun, Trials
 
-_CODE = "code"  # of a study: what its trials train with
+_CODE = "code"  # attribute of a study: the code that its trials train with
 
 
 def run(argv: Sequence[str]) -> int:
@@ -83,26 +83,27 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
-    """Trains what is left of the sweep; returns the study.
+    """Trains the remaining trials; returns the study.
 
     Raises:
-        KeyboardInterrupt, Terminated: a signal came; the trials under way have saved a checkpoint.
+        KeyboardInterrupt, Terminated: a signal was received; running trials have saved a checkpoint.
     """
     folder = RunsFolder(sweep.folder, "sweep")
     sweep.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(sweep.folder.with_name(f"{sweep.folder.name}.lock"))
-    with lock:  # other workers begin now, too
+    with lock:  # other workers may start at the same time
         is_allowed = "allow_code_change" in arguments.given
         folder.begin(sweep.description, allow_code=is_allowed)
-        given = arguments.given.get("storage") or os.environ.get(STORAGE_VARIABLE)
-        url = given or sqlite_url(sweep.folder)
+        storage_url = arguments.given.get("storage") or os.environ.get(STORAGE_VARIABLE)
+        url = storage_url or sqlite_url(sweep.folder)
         os.environ[STORAGE_VARIABLE] = url
         storage = open_storage(url)
         study = _study(sweep, arguments, storage)
         code = PinnedCode(sweep.job, "sweep", sweep.folder)
-        then = study.user_attrs.get(_CODE)
-        if (now := code.begin(then, is_allowed=is_allowed)) != then:
-            study.set_user_attr(_CODE, now)
+        pinned_code = study.user_attrs.get(_CODE)
+        current_code = code.begin(pinned_code, is_allowed=is_allowed)
+        if current_code != pinned_code:
+            study.set_user_attr(_CODE, current_code)
     trials = Trials(sweep, folder, study, storage, lock, study.user_attrs[METRIC])
     num_left = trials.num_left()
     write_lines(header(sweep, study, num_left))
@@ -111,6 +112,7 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
         folder, jobs=sweep.jobs, threads=sweep.threads, modules=sweep.modules()
     )
     with progress, processes:
+        # A killed trial resumes from its checkpoint: keep going until no trial was killed.
         is_left = True
         while is_left and not processes.is_stopped:
             is_left = False
@@ -127,20 +129,20 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
 
 
 def _study(sweep: Sweep, arguments: Arguments, storage: optuna.storages.RDBStorage) -> optuna.Study:
-    """Opens the study; makes it, after a dry run, where it isn't there.
+    """Opens the study; creates it after a dry run if it doesn't exist.
 
     Raises:
-        UsageError: the study is of another metric.
+        UsageError: the study has another metric or objective.
     """
     sampler = make_sampler(arguments.given.get("sampler"))
     pruner = make_pruner(sweep.pruner)
-    names = [one.study_name for one in storage.get_all_studies()]
-    wanted = arguments.given.get("metric")
+    names = [study_summary.study_name for study_summary in storage.get_all_studies()]
+    requested_metric = arguments.given.get("metric")
     if sweep.study in names:
         study = optuna.load_study(
             study_name=sweep.study, storage=storage, sampler=sampler, pruner=pruner
         )
-        _compare(wanted, study)
+        _compare(requested_metric, study)
         if (objective := study.user_attrs.get(OBJECTIVE, LAST)) != sweep.objective:
             raise UsageError(
                 f"the study {study.study_name!r} is of the {objective} evaluation of each trial, "
@@ -148,26 +150,26 @@ def _study(sweep: Sweep, arguments: Arguments, storage: optuna.storages.RDBStora
                 fix=f"write `--objective {objective}`, or give another `--study NAME`",
             )
         return study
-    metric = _metric(sweep, wanted)
+    metric = _metric(sweep, requested_metric)
     study = optuna.create_study(
         study_name=sweep.study,
         storage=storage,
         sampler=sampler,
         pruner=pruner,
         direction="maximize" if metric.higher_is_better else "minimize",
-        load_if_exists=True,  # another machine was quicker
+        load_if_exists=True,  # a worker on another machine may have created it
     )
     study.set_user_attr(METRIC, metric.name)
     study.set_user_attr(OBJECTIVE, sweep.objective)
     return study
 
 
-def _metric(sweep: Sweep, wanted: str | None) -> Metric:
-    """Returns what is optimized, from a dry run.
+def _metric(sweep: Sweep, requested_metric: str | None) -> Metric:
+    """Returns the metric to optimize, chosen from the metrics of a dry run.
 
     Raises:
         EventloopError: the task can't be trained.
-        UsageError: it doesn't say what is better.
+        UsageError: the metric doesn't define whether higher is better.
     """
     tried = try_run(sweep.fit_line(sweep.first()), sweep.threads)
     if tried.content is None:
@@ -179,14 +181,16 @@ def _metric(sweep: Sweep, wanted: str | None) -> Metric:
         )
     check_rows(
         {
-            " ".join(f"-p {value}" for value in one.values()): sweep.fit_line(sweep.first(one))
-            for one in sweep.choices()
+            " ".join(f"-p {value}" for value in plugin_choice.values()): sweep.fit_line(
+                sweep.first(plugin_choice)
+            )
+            for plugin_choice in sweep.choices()
         },
         jobs=sweep.jobs,
         threads=sweep.threads,
     )
     metric = choose_metric(
-        wanted,
+        requested_metric,
         tried.content["higher_is_better"],
         test_sets=tried.content["test_sets"],
         checkpoint_best=tried.content["checkpoint_best"],
@@ -199,11 +203,11 @@ def _metric(sweep: Sweep, wanted: str | None) -> Metric:
     return metric
 
 
-def _compare(wanted: str | None, study: optuna.Study) -> None:
+def _compare(requested_metric: str | None, study: optuna.Study) -> None:
     name = study.user_attrs.get(METRIC)
-    named = (wanted or "").rpartition(" ")[2].removeprefix("eval/")
-    if name is None or named not in ("", name):
+    requested_name = (requested_metric or "").rpartition(" ")[2].removeprefix("eval/")
+    if name is None or requested_name not in ("", name):
         raise UsageError(
-            f"the study {study.study_name!r} is of {name or 'something else'}, not of {wanted}",
+            f"the study {study.study_name!r} is of {name or 'something else'}, not of {requested_metric}",
             fix="give another `--study NAME`, or another --run-dir",
         )

@@ -1,4 +1,4 @@
-"""From a command line to a sweep: what is searched, how, and the command line of a trial."""
+"""From a command line to a sweep: its search space, its settings, and the command lines of trials."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from eventloop_experiments.sweep.space import (
     Dimension,
     Written,
     alternatives,
-    dimension,
+    dimension_of,
     plugins_dimension,
     split_choices,
     written,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 LAST = "last"
 BEST = "best"
-_MOST_ROWS = 32
+_MAX_DRY_RUNS = 32
 _OWN = ("run_dir", "resume")
 _FIX = "name a YAML file with a line `task.lr: log:1e-4:1e-1` for each range"
 _PRUNING = "eventloop_experiments.sweep.pruning"
@@ -53,22 +53,30 @@ COMMAND = Command(
     "sweep",
     "Searches for the best options: trains with values out of ranges, `--task.lr log:1e-4:1e-1`, "
     "`--mixup.alpha 0.0:1.0`, `--task.width 16:64:16`, `--precision fp32,bf16`, and with plugins "
-    "on and off, `-p no:ema,ema`. What has no range is as for `eventloop fit`. A sweep that was "
-    "interrupted goes on; the same line started twice is two workers.",
+    "on and off, `-p no:ema,ema`. Options without a range are as for `eventloop fit`. A sweep that was "
+    "interrupted resumes; starting the same line twice starts two workers.",
     (
-        CommandOption("metric", "NAME", "what to optimize: valid/accuracy; 'min NAME', 'max NAME'"),
+        CommandOption(
+            "metric", "NAME", "metric to optimize: valid/accuracy; 'min NAME', 'max NAME'"
+        ),
         CommandOption(
             "objective", "last|best", "which evaluation of a trial counts; the last unless given"
         ),
-        CommandOption("trials", "N", "how many there should be in all; 20 unless given"),
+        CommandOption("trials", "N", "total number of trials; 20 unless given"),
         CommandOption("space", "FILE.yaml", "read ranges and choices from a file"),
-        CommandOption("sampler", "NAME", "of Optuna: tpe, random, gp; 'tpe:multivariate=true'"),
-        CommandOption("pruner", "NAME", "of Optuna: median, hyperband, none"),
         CommandOption(
-            "storage", "URL", "of a database; study.db in the sweep's folder unless given"
+            "sampler", "NAME", "sampler of Optuna: tpe, random, gp; 'tpe:multivariate=true'"
         ),
-        CommandOption("study", "NAME", "the study's name there; that of the sweep's folder"),
-        CommandOption("jobs", "N", "how many runs at once; as many as have cores of their own"),
+        CommandOption("pruner", "NAME", "pruner of Optuna: median, hyperband, none"),
+        CommandOption(
+            "storage", "URL", "URL of a database; study.db in the sweep's folder unless given"
+        ),
+        CommandOption(
+            "study", "NAME", "name of the study in the database; the folder's name unless given"
+        ),
+        CommandOption(
+            "jobs", "N", "number of parallel runs; as many as the cores allow unless given"
+        ),
         CommandOption("run-dir", "FOLDER", "where the runs go; runs/sweep-TASK-ID unless given"),
         CommandOption("plot", "FILE.png", "draw the study; needs matplotlib"),
         CommandOption("json", "", "write JSON instead of text"),
@@ -80,15 +88,15 @@ COMMAND = Command(
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is searched.
+    """A sweep over options.
 
     Args:
-        arguments: of the command line, without what is searched.
-        dimensions: the options that are.
-        folder: of all runs.
-        description: what makes two sweeps the same.
-        threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
-        objective: which evaluation of a trial is its value: the last, or the best.
+        arguments: arguments of the command line, without the options that are searched.
+        dimensions: the options that are searched.
+        folder: folder of all runs.
+        description: identifies the sweep: a repeated command line with the same description resumes it.
+        threads: OMP_NUM_THREADS of a run; None leaves it unchanged.
+        objective: the evaluation that is a trial's value: the last, or the best.
     """
 
     arguments: Arguments
@@ -104,60 +112,83 @@ class Sweep:
     objective: str = LAST
 
     def suggested(self, trial: Trial) -> dict[str, str]:
-        """Returns the values of a trial; options of plugins that it is without have none."""
+        """Samples the values of a trial; skips options of plugins that the trial switches off."""
         plugins = self._choices_of_plugins()
-        values = {one.name: one.suggest(trial) for one in plugins}
+        values = {dimension.name: dimension.suggest(trial) for dimension in plugins}
         off = self.switched_off(values)
-        options = [one for one in self.dimensions if one not in plugins and one.section not in off]
-        return values | {one.name: one.suggest(trial) for one in options}
+        options = [
+            dimension
+            for dimension in self.dimensions
+            if dimension not in plugins and dimension.section not in off
+        ]
+        return values | {dimension.name: dimension.suggest(trial) for dimension in options}
 
     def first(self, chosen: Mapping[str, str] | None = None) -> dict[str, str]:
         """Returns the first value of each option, for a dry run.
 
         Args:
-            chosen: choices of plugins that differ from that.
+            chosen: choices of plugins that replace the first ones.
         """
-        values = {one.name: one.first for one in self.dimensions} | dict(chosen or {})
+        values = {dimension.name: dimension.first for dimension in self.dimensions} | dict(
+            chosen or {}
+        )
         off = self.switched_off(values)
-        skipped = {one.name for one in self.dimensions if one.section in off}
+        skipped = {dimension.name for dimension in self.dimensions if dimension.section in off}
         return {name: value for name, value in values.items() if name not in skipped}
 
     def choices(self) -> Iterator[dict[str, str]]:
-        """Yields the other choices of plugins: all of them, or of many each once."""
+        """Yields the choices of plugins apart from the first; if there are many, each value only once."""
         plugins = self._choices_of_plugins()
-        usual = {one.name: one.first for one in plugins}
-        several = [
-            dict(zip(usual, one, strict=True))
-            for one in itertools.product(*(one.choices for one in plugins))
+        first_choices = {dimension.name: dimension.first for dimension in plugins}
+        combinations = [
+            dict(zip(first_choices, values, strict=True))
+            for values in itertools.product(*(dimension.choices for dimension in plugins))
         ]
-        if len(several) > _MOST_ROWS:
-            several = [usual | {one.name: each} for one in plugins for each in one.choices]
-        yield from (one for one in several if one != usual)
+        # Each choice is a dry run, and combinations grow exponentially.
+        if len(combinations) > _MAX_DRY_RUNS:
+            combinations = [
+                first_choices | {dimension.name: value}
+                for dimension in plugins
+                for value in dimension.choices
+            ]
+        for combination in combinations:
+            if combination != first_choices:
+                yield combination
 
     def fit_line(self, values: Mapping[str, str]) -> list[str]:
-        """Returns the command line that trains with some values, as it would be typed."""
+        """Returns the command line that trains with the given values, as it would be typed."""
         chosen = [value for name, value in values.items() if name.startswith("-p ")]
         off = self.switched_off(values)
-        gone = [one for one in self.job.plugins if fold(one.name) in off]
-        names = {fold(one.name) for one in gone}
-        argv = fit_argv(self.arguments, without=gone)
-        argv += [f"-p{one}" for one in chosen if fold(one.removeprefix("no:")) not in names]
+        plugins_off = [plugin for plugin in self.job.plugins if fold(plugin.name) in off]
+        names = {fold(plugin.name) for plugin in plugins_off}
+        argv = fit_argv(self.arguments, without=plugins_off)
+        argv += [f"-p{value}" for value in chosen if fold(value.removeprefix("no:")) not in names]
         argv += [
             f"{flag(name)}={value}" for name, value in values.items() if not name.startswith("-p ")
         ]
         return argv
 
     def switched_off(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Returns the plugins that a trial is without, by folded name: each that it didn't choose, too."""
-        plugins = [one for one in self._choices_of_plugins() if one.name in values]
-        chosen = [values[one.name] for one in plugins]
-        named = [each for one in plugins for each in one.choices if each not in chosen]
-        off = [one for one in named if not one.startswith("no:")]
-        off += [one.removeprefix("no:") for one in chosen if one.startswith("no:")]
-        return {fold(one): one for one in off}
+        """Returns the plugins that a trial switches off, by folded name.
+
+        These are its choices `no:NAME`, and the alternatives of its choices.
+        """
+        off = []
+        for dimension in self._choices_of_plugins():
+            if dimension.name not in values:
+                continue
+            chosen = values[dimension.name]
+            off += [
+                value
+                for value in dimension.choices
+                if value != chosen and not value.startswith("no:")
+            ]
+            if chosen.startswith("no:"):
+                off.append(chosen.removeprefix("no:"))
+        return {fold(name): name for name in off}
 
     def modules(self) -> tuple[str, ...]:
-        """Returns the modules that each trial imports for the sweep."""
+        """Returns the modules that the sweep adds to each trial."""
         return () if self.pruner == "none" else (_PRUNING,)
 
     def argv(self, values: Mapping[str, str], number: int, metric: str) -> list[str]:
@@ -174,29 +205,29 @@ class Sweep:
         return argv
 
     def _choices_of_plugins(self) -> list[Dimension]:
-        return [one for one in self.dimensions if one.name.startswith("-p ")]
+        return [dimension for dimension in self.dimensions if dimension.name.startswith("-p ")]
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Arguments, list[tuple[str, ...]]]:
     """Reads a command line.
 
     Returns:
-        Its arguments, and the alternatives of plugins, as of `-p no:ema,ema`.
+        Its arguments, and the alternatives of plugins, such as `-p no:ema,ema`.
     """
-    rest, choices = split_choices(argv)
-    return read_arguments(rest, COMMAND), choices
+    remaining_argv, choices = split_choices(argv)
+    return read_arguments(remaining_argv, COMMAND), choices
 
 
 def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Sweep:
-    """Reads what is searched.
+    """Reads the search space and the settings of a sweep.
 
     Raises:
-        UsageError: there is nothing to search, or a range can't be.
+        UsageError: there is nothing to search, or a range is invalid.
     """
     refuse_own(arguments, _OWN, "belongs to each trial of a sweep")
-    found, choices = _with_file(arguments, choices)
-    single = {key: text for key, text in arguments.flags.items() if key not in found}
-    job, dimensions, fixed = _understood(replace(arguments, flags=single), found, choices)
+    candidates, choices = _with_file(arguments, choices)
+    single = {key: text for key, text in arguments.flags.items() if key not in candidates}
+    job, dimensions, fixed = _understood(replace(arguments, flags=single), candidates, choices)
     if not dimensions:
         raise UsageError(
             "there is nothing to search: no option has a range",
@@ -204,12 +235,12 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
         )
     description = {
         **describe(job, fixed, job.plugins, apart_from=_OWN),
-        "space": [f"{one.name} {one}" for one in dimensions],
+        "space": [f"{dimension.name} {dimension}" for dimension in dimensions],
     }
     folder = default_folder("sweep", job, arguments, description)
     jobs, threads = share_cores(job, arguments)
-    given = arguments.given
-    if (objective := given.get("objective", LAST)) not in (LAST, BEST):
+    command_options = arguments.given
+    if (objective := command_options.get("objective", LAST)) not in (LAST, BEST):
         raise UsageError(
             f"--objective: {objective!r} is neither {LAST} nor {BEST}{closest(objective, [LAST, BEST])}",
             fix=f"write `--objective {BEST}`, or leave it out",
@@ -220,8 +251,8 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
         tuple(dimensions),
         arguments.count("trials", 20),
         folder,
-        given.get("study") or folder.name,
-        given.get("pruner") or "median",
+        command_options.get("study") or folder.name,
+        command_options.get("pruner") or "median",
         description,
         jobs,
         threads,
@@ -230,32 +261,33 @@ def read_sweep(arguments: Arguments, choices: Sequence[tuple[str, ...]]) -> Swee
 
 
 def _understood(
-    arguments: Arguments, found: Mapping[str, Written], choices: Sequence[tuple[str, ...]]
+    arguments: Arguments, candidates: Mapping[str, Written], choices: Sequence[tuple[str, ...]]
 ) -> tuple[Job, list[Dimension], Arguments]:
-    """Reads the job of a first trial, in which all plugins take part, and what varies of it.
+    """Builds the job of a first trial, with all plugins active, and the dimensions of the search.
 
     Returns:
-        The job, what varies, and the arguments without it: a text that looked like a range and is
-        a value of its option is one of them.
+        The job, the dimensions, and the arguments of the fixed options. A text that looked like a
+        range but is a plain value of its option, such as a URL, becomes a fixed option.
     """
-    first = {key: one.parts[0] for key, one in found.items()}
-    wanted = [one for several in choices for one in several if not one.startswith("no:")]
-    insist = tuple(dict.fromkeys((*arguments.choice.insist, *wanted)))
+    first_values = {key: candidate.values[0] for key, candidate in candidates.items()}
+    plugins = [name for names in choices for name in names if not name.startswith("no:")]
+    insist = tuple(dict.fromkeys((*arguments.choice.insist, *plugins)))
     trial = replace(
         arguments,
-        flags=arguments.flags | first,
+        flags=arguments.flags | first_values,
         choice=replace(arguments.choice, insist=insist),
     )
     job = prepare(trial, COMMAND)
-    dimensions = [plugins_dimension(one) for one in choices]
+    dimensions = [plugins_dimension(names) for names in choices]
     values = {}
-    for key, one in found.items():
-        if (varies := dimension(key, one, job.convert)) is None:
-            values[key] = one.text
+    for key, candidate in candidates.items():
+        option_dimension = dimension_of(key, candidate, job.convert)
+        if option_dimension is None:
+            values[key] = candidate.text
         else:
-            dimensions.append(varies)
+            dimensions.append(option_dimension)
     fixed = replace(arguments, flags=arguments.flags | values)
-    if values:  # which the job hasn't seen yet
+    if values:  # the job was prepared with only the first part of them
         job = prepare(replace(trial, flags=trial.flags | values), COMMAND)
     return job, dimensions, fixed
 
@@ -263,30 +295,30 @@ def _understood(
 def _with_file(
     arguments: Arguments, choices: Sequence[tuple[str, ...]]
 ) -> tuple[dict[str, Written], list[tuple[str, ...]]]:
-    """Returns what may vary, of the command line and of the file of `--space`.
+    """Returns the possible ranges and choices on the command line and in the file of `--space`.
 
     Raises:
         UsageError: the file can't be read, or isn't a mapping of options.
     """
     all_choices = list(choices)
-    found: dict[str, Written] = {}
+    candidates: dict[str, Written] = {}
     path = arguments.path("space")
     for key, value in read_texts(path, "--space", _FIX).items() if path is not None else ():
-        texts = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+        texts = [str(text) for text in value] if isinstance(value, list) else [str(value)]
         if key == "-p":
-            all_choices += [alternatives(one.split(",")) for one in texts]
+            all_choices += [alternatives(text.split(",")) for text in texts]
         elif len(texts) > 1:
-            found[fold(key)] = Written(", ".join(texts), tuple(texts))
-        elif (one := written(texts[0])) is not None:
-            found[fold(key)] = one
+            candidates[fold(key)] = Written(", ".join(texts), tuple(texts))
+        elif (candidate := written(texts[0])) is not None:
+            candidates[fold(key)] = candidate
         else:
             raise UsageError(
                 f"{path}: {key}: {texts[0]!r} is not a range",
-                fix="write `1e-4:1e-1` or a list; what doesn't vary belongs on the command line",
+                fix="write `1e-4:1e-1` or a list; fixed values belong on the command line",
             )
     for key, text in arguments.flags.items():
-        if (one := written(text)) is not None:
-            found[key] = one
+        if (candidate := written(text)) is not None:
+            candidates[key] = candidate
         else:
-            found.pop(key, None)  # the command line is stronger
-    return found, all_choices
+            candidates.pop(key, None)  # the command line overrides the file
+    return candidates, all_choices

@@ -1,8 +1,8 @@
 """The trials of a sweep: each is made once, run by one worker at a time, and ends once.
 
-A trial is a row of Optuna's study in the state RUNNING and a folder with the same place; a file
-lock says that a worker is at it. The operating system gives the lock up with the worker, whatever
-ends it, and then any worker that sees the folder goes on with the trial.
+A trial is a row of Optuna's study in the state RUNNING, with the path of a folder; a file lock marks
+that a worker is running it. The operating system releases the lock when the worker ends, however it
+ends, and then any worker that sees the folder resumes the trial.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STATES = {
 }
 _KILLS = "kills"
 _REASON = "reason"
-_EXHAUSTED = "exhausted"  # of a study: its sampler has tried all there is
-_MOST_KILLS = 3
+_EXHAUSTED = "exhausted"  # attribute of a study: its sampler has tried all values
+_MAX_KILLS = 3
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class TrialRun:
     """A trial as a run of `eventloop fit`.
 
     Args:
-        number: Optuna's.
-        values: of the options that it has, as they are typed.
+        number: Optuna's number of the trial.
+        values: the values of its options, as typed.
     """
 
     number: int
@@ -59,11 +59,11 @@ TrialOutcome = Outcome[TrialRun]
 
 
 class Trials:
-    """Hands the trials of a study to this worker.
+    """Assigns trials of a study to this worker.
 
     Args:
-        lock: of the sweep: only one worker looks for a trial at a time.
-        metric: what a trial's value is.
+        lock: lock of the sweep: workers take trials one at a time.
+        metric: the metric that is a trial's value.
     """
 
     def __init__(
@@ -83,28 +83,28 @@ class Trials:
         self._lock = lock
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._held: dict[int, FileLock] = {}
-        # A sampler that has tried all there is calls it; outside of `optimize`, Optuna's raises.
+        # An exhausted sampler calls `stop`, which raises in Optuna outside of `optimize`.
         study.stop = self._exhausted  # type: ignore[method-assign]
 
     def runs(self) -> Iterator[TrialRun]:
-        """Yields runs until there are as many trials as were asked for, and none is left behind."""
+        """Yields runs until the requested number of trials is begun and no trial is abandoned."""
         while (run := self._next()) is not None:
             outcome = self._folder.outcome(run)
             if outcome is None:
                 yield run
-            else:  # its worker was killed before it could say so
+            else:  # its worker was killed before it recorded the outcome
                 self.end(outcome)
 
     def end(self, outcome: TrialOutcome) -> str:
-        """Writes what came of a trial into the study, and into a file of its folder.
+        """Records the outcome of a trial in the study, and in a file in its folder.
 
         Returns:
-            "complete", "pruned" or "failed"; "" for one that was killed, which is gone on with.
+            "complete", "pruned" or "failed"; "" for a killed trial, which is resumed.
         """
         run = outcome.run
         trial_id = self._id(run.number)
         attributes = self._storage.get_trial(trial_id).user_attrs
-        if outcome.was_killed and attributes.get(_KILLS, 0) + 1 < _MOST_KILLS:
+        if outcome.was_killed and attributes.get(_KILLS, 0) + 1 < _MAX_KILLS:
             self._storage.set_trial_user_attr(trial_id, _KILLS, attributes.get(_KILLS, 0) + 1)
         elif outcome.content is None:
             self._storage.set_trial_user_attr(trial_id, _REASON, outcome.reason)
@@ -141,63 +141,65 @@ class Trials:
         return extremes.get("max" if is_higher else "min")
 
     def num_left(self) -> int:
-        """Returns how many trials are missing, or under way."""
+        """Returns the number of trials that aren't finished or not begun."""
         trials = self._all()
-        num_done = sum(one.state.is_finished() for one in trials)
+        num_done = sum(trial.state.is_finished() for trial in trials)
         num_asked = len(trials) if self._is_exhausted() else self._sweep.num_trials
         return max(0, num_asked - num_done)
 
     def _next(self) -> TrialRun | None:
-        """Returns a trial that its worker left behind, else a new one; None where all are begun."""
+        """Returns an abandoned trial, or else a new trial; None if all trials are begun."""
         with self._lock:
-            return self._left_behind() or self._new()
+            return self._abandoned() or self._new()
 
-    def _left_behind(self) -> TrialRun | None:
-        for one in self._all():
-            place = one.user_attrs.get(PLACE)
-            # Those of other machines have their folders there.
-            if one.state != TrialState.RUNNING or not place or not self._path(place).is_dir():
+    def _abandoned(self) -> TrialRun | None:
+        for trial in self._all():
+            folder = trial.user_attrs.get(PLACE)
+            # Trials of workers on other machines have their folders there.
+            if trial.state != TrialState.RUNNING or not folder or not self._path(folder).is_dir():
                 continue
-            lock = self._lock_of(place)
+            lock = self._lock_of(folder)
             try:
                 lock.acquire(timeout=0)
             except Timeout:
                 continue
-            if self._storage.get_trial(self._id(one.number)).state == TrialState.RUNNING:
-                return self._taken(one.number, place, lock)
-            lock.release()  # it ended since it was listed
+            if self._storage.get_trial(self._id(trial.number)).state == TrialState.RUNNING:
+                return self._taken(trial.number, folder, lock)
+            lock.release()  # the trial ended after it was listed
         return None
 
     def _new(self) -> TrialRun | None:
         num_trials = len(self._all())
         if self._is_exhausted() or num_trials >= self._sweep.num_trials:
             return None
-        place = f"trial-{num_trials:04}-{secrets.token_hex(4)}"
-        self._path(place).mkdir()
-        lock = self._lock_of(place)
+        folder = f"trial-{num_trials:04}-{secrets.token_hex(4)}"
+        self._path(folder).mkdir()
+        lock = self._lock_of(folder)
         lock.acquire(timeout=0)
-        # With its place from its first moment: a kill in between would leave it without a folder.
-        template = create_trial(state=TrialState.RUNNING, user_attrs={PLACE: place})
+        # Created with its folder: a kill after a separate write would leave a trial without a folder.
+        template = create_trial(state=TrialState.RUNNING, user_attrs={PLACE: folder})
         trial_id = self._storage.create_new_trial(self._study_id, template)
-        return self._taken(self._storage.get_trial(trial_id).number, place, lock)
+        return self._taken(self._storage.get_trial(trial_id).number, folder, lock)
 
     def _exhausted(self) -> None:
-        """Notes, for all workers, that no value is left to be tried."""
+        """Records for all workers that no untried value is left."""
         self._study.set_user_attr(_EXHAUSTED, True)
 
     def _is_exhausted(self) -> bool:
         return _EXHAUSTED in self._study.user_attrs
 
-    def _taken(self, number: int, place: str, lock: FileLock) -> TrialRun:
-        """Returns a run; of a trial that was begun with the values that it has."""
+    def _taken(self, number: int, folder: str, lock: FileLock) -> TrialRun:
+        """Returns a trial as a run; a trial that was begun before keeps its values."""
         self._held[number] = lock
-        self._study.get_trials(deepcopy=False)  # Optuna's cache learns of it
+        self._study.get_trials(
+            deepcopy=False
+        )  # fills Optuna's cache, which doesn't know the trial yet
         trial = Trial(self._study, self._id(number))
         values = self._sweep.suggested(trial)
         is_higher = self._study.direction == StudyDirection.MAXIMIZE
         metric = f"{'max' if is_higher else 'min'} {self._metric}"
         argv = self._sweep.argv(values, number, metric)
-        return TrialRun(number, Path(place), tuple(argv), values)
+        return TrialRun(number, Path(folder), tuple(argv), values)
 
     def _all(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
@@ -205,15 +207,15 @@ class Trials:
     def _id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
-    def _path(self, place: str) -> Path:
-        return self._folder.path / place
+    def _path(self, folder: str) -> Path:
+        return self._folder.path / folder
 
-    def _lock_of(self, place: str) -> FileLock:
-        return FileLock(self._path(f"{place}.lock"))
+    def _lock_of(self, folder: str) -> FileLock:
+        return FileLock(self._path(f"{folder}.lock"))
 
 
 def _short(text: str) -> str:
-    """Returns a number without the digits that no reader needs; any other text as it is."""
+    """Returns a number with four significant digits; any other text unchanged."""
     try:
         return f"{float(text):.4g}"
     except ValueError:

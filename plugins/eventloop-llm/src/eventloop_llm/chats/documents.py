@@ -1,4 +1,4 @@
-"""Data sets of examples, and loaders of their batches: padded, in parts, or packed."""
+"""Data sets of examples, and loaders of their batches: padded, in microbatches, or packed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Documents(Dataset[dict[str, Tensor]]):
         return len(self._examples)
 
     def __getitem__(self, idx: int) -> dict[str, Tensor]:
-        """Returns the document of an index."""
+        """Returns a document."""
         return self._examples[idx]
 
     @property
@@ -44,7 +44,7 @@ class Documents(Dataset[dict[str, Tensor]]):
 class PadBatch:
     """A collate function: a row for each document, padded to the longest of them.
 
-    Batches are like those of `PackBatch` with a document a row; padding is document -1.
+    A batch has the tensors of `PackBatch`, with a single document in each row; padding is document -1.
     """
 
     def __init__(self, pad_id: int) -> None:
@@ -57,7 +57,7 @@ class PadBatch:
 
 @dataclass(frozen=True)
 class InParts:
-    """A collate function that makes parts of a batch, each padded separately."""
+    """A collate function that splits a batch into microbatches, each padded separately."""
 
     collate_fn: Callable[[Sequence[Any]], Any]
     microbatch_size: int
@@ -67,7 +67,7 @@ class InParts:
             raise ValueError(f"microbatch_size={self.microbatch_size!r} is less than 1")
 
     def __call__(self, samples: Sequence[Any]) -> Microbatches:
-        """Returns parts of `microbatch_size` samples, the last may have fewer."""
+        """Returns microbatches of `microbatch_size` samples; the last may have fewer."""
         starts = range(0, len(samples), self.microbatch_size)
         return Microbatches(
             self.collate_fn(samples[start : start + self.microbatch_size]) for start in starts
@@ -91,9 +91,9 @@ def batches_of(
     """Returns a data loader.
 
     Args:
-        batch_size: documents in a batch, or with `pack_into` rows.
-        microbatch_size: rows in each part of a batch, padded separately; None for a single part.
-        pack_into: the length in tokens of rows that documents are packed into; None for a row each.
+        batch_size: number of documents in a batch; with `pack_into`, of rows.
+        microbatch_size: number of rows in each separately padded microbatch; None for the whole batch.
+        pack_into: packs documents into rows of this many tokens; None for a row per document.
         options: further arguments of `DataLoader`.
     """
     collate_fn: Any = PadBatch(pad_id)

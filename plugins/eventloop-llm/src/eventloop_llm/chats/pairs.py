@@ -25,7 +25,7 @@ class Pair:
     """Two documents, such as a chosen and a rejected answer, each with its prompt.
 
     Args:
-        numbers: further values of each row, by name.
+        numbers: further numbers of the row, such as a margin.
     """
 
     first: Example
@@ -37,8 +37,8 @@ class Pairs(Dataset[dict[str, Any]]):
     """Pairs as tensors.
 
     Args:
-        pairs: each with numbers of the same names.
-        first_number: number of the first row, so that rows of several sets have different numbers.
+        pairs: pairs whose `numbers` have the same names.
+        first_number: number of the first row; set it where several datasets need distinct row numbers.
     """
 
     def __init__(self, pairs: Sequence[Pair], first_number: int = 0) -> None:
@@ -52,13 +52,13 @@ class Pairs(Dataset[dict[str, Any]]):
         return len(self._numbers)
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
-        """Returns its two documents, and its numbers."""
+        """Returns the two documents of a pair, and its numbers."""
         documents = [self._documents[2 * idx], self._documents[2 * idx + 1]]
         return {"documents": documents, "numbers": self._numbers[idx]}
 
     @property
     def digest(self) -> str:
-        """A digest of all tokens."""
+        """SHA-256 of all tokens, to check that stored log-probabilities belong to this data."""
         digest = hashlib.sha256()
         for idx in range(len(self._documents)):
             for tensor in self._documents[idx].values():
@@ -67,7 +67,7 @@ class Pairs(Dataset[dict[str, Any]]):
 
 
 class PairBatch:
-    """A collate function; both documents of a row are padded to the longest of all."""
+    """A collate function; all documents are padded to the longest in the batch."""
 
     def __init__(self, pad_id: int) -> None:
         self._pad = PadBatch(pad_id)
@@ -92,7 +92,7 @@ def pair_batches_of(
     microbatch_size: int | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Returns a data loader of rows; with `microbatch_size` each part of a batch is padded separately."""
+    """Returns a data loader of pairs; with `microbatch_size` each microbatch is padded separately."""
     collate_fn: Any = PairBatch(pad_id)
     if microbatch_size is not None:
         collate_fn = InParts(collate_fn, microbatch_size)
@@ -102,9 +102,9 @@ def pair_batches_of(
 def pairs_of(
     rows: Sequence[Mapping[str, Any]], name: str, conversations: Conversations
 ) -> list[Pair]:
-    """Makes pairs of rows of prompt, chosen and rejected, or of two chats that begin alike.
+    """Makes pairs of rows with prompt, chosen and rejected, or with two chats that begin alike.
 
-    A margin, if a row has one, is a number of the pair.
+    If a row has a margin, it becomes a number of the pair.
 
     Raises:
         TaskError: a row can't be used.
@@ -120,7 +120,7 @@ def pairs_of(
 
 
 def chosen_and_rejected(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a row of a pair as two rows of prompt and completion."""
+    """Splits a row of a pair into two rows of prompt and completion."""
     if "chosen" not in row or "rejected" not in row:
         raise ValueError(
             f"it has {', '.join(map(repr, row)) or 'nothing'}; give prompt, chosen and rejected"
@@ -135,15 +135,15 @@ def chosen_and_rejected(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         prompt = chosen[:num]
         chosen = chosen[num:]
         rejected = rejected[num:]
-    rest = {"tools": row["tools"]} if "tools" in row else {}
+    tools = {"tools": row["tools"]} if "tools" in row else {}
     return (
-        {"prompt": prompt, "completion": chosen} | rest,
-        {"prompt": prompt, "completion": rejected} | rest,
+        {"prompt": prompt, "completion": chosen} | tools,
+        {"prompt": prompt, "completion": rejected} | tools,
     )
 
 
 def _num_common_messages(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
-    """Returns with how many messages both chats begin; the last message of each is its answer."""
+    """Returns the number of leading messages that both chats share, excluding the last message, the answer."""
     for idx, (chosen_message, rejected_message) in enumerate(zip(chosen, rejected, strict=False)):
         if chosen_message != rejected_message:
             return idx
@@ -151,5 +151,5 @@ def _num_common_messages(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
 
 
 def num_rows(batch: Mapping[str, Tensor]) -> int:
-    """Returns over how many rows the loss of a microbatch is a mean."""
+    """Returns the number of rows over which the loss of a microbatch is averaged."""
     return len(batch["number"])

@@ -15,17 +15,17 @@ Row = Mapping[str, Any]
 
 
 def read_rows(data: Path | str | Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
-    """Reads all rows; a key whose value is None is left out, in messages of a chat, too.
+    """Reads all rows; drops keys whose value is None, also in messages of a chat.
 
     Args:
         data: a file that ends in .jsonl or .parquet, or a folder that `Dataset.save_to_disk` wrote;
             in Python also the rows themselves.
 
     Returns:
-        The rows, and the name of where they are from.
+        The rows, and the name of their source.
 
     Raises:
-        TaskError: there is no such file, or it isn't of such a kind, or has no row.
+        TaskError: the file doesn't exist, has an unknown format, or has no rows.
         EventloopError: the library that reads it isn't installed.
     """
     if isinstance(data, Path | str):
@@ -41,7 +41,7 @@ def read_rows(data: Path | str | Sequence[Row]) -> tuple[list[dict[str, Any]], s
         if not isinstance(row, Mapping):
             raise TaskError(
                 f"row {number} of {name} is {one_line(repr(row), 80)}, not a mapping",
-                fix='write one as {"messages": [{"role": "user", "content": "..."}, ...]}',
+                fix='write each row as {"messages": [{"role": "user", "content": "..."}, ...]}',
             )
     return [_without_none(row) for row in rows], name
 
@@ -73,7 +73,7 @@ def _from_lines(path: Path) -> list[Any]:
                 except ValueError as error:
                     raise TaskError(
                         f"line {number} of {path.name} is not JSON: {error}",
-                        fix="write one object a line",
+                        fix="write a JSON object on each line",
                     ) from error
     return rows
 
@@ -90,13 +90,13 @@ def _from_folder(path: Path) -> list[Any]:
     if isinstance(dataset, datasets.DatasetDict):
         raise TaskError(
             f"{path} has several sets: {', '.join(dataset)}",
-            fix=f"name one of them, {path / next(iter(dataset))}, say",
+            fix=f"name one of the folders, for example {path / next(iter(dataset))}",
         )
     return list(dataset)
 
 
 def _without_none(nest: Any) -> Any:
-    """Returns a nest without keys whose value is None, which tables have where a row lacks one."""
+    """Removes keys whose value is None: tables fill them in where a row has no such key."""
     if isinstance(nest, Mapping):
         return {key: _without_none(value) for key, value in nest.items() if value is not None}
     return [_without_none(value) for value in nest] if isinstance(nest, list) else nest

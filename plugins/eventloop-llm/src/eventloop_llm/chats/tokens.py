@@ -1,4 +1,4 @@
-"""From rows to token ids and labels: chat templates, and which tokens a loss is over."""
+"""From rows to token ids and labels: chat templates, and the tokens that a loss covers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Example:
     """A row as tokens.
 
     Args:
-        input_ids: of the whole row.
-        labels: as many; `IGNORED` where a token isn't trained on.
+        input_ids: token ids of the whole row.
+        labels: as many labels; `IGNORED` where a token isn't trained on.
     """
 
     input_ids: list[int]
     labels: list[int]
 
     def cut_to(self, max_length: int) -> Example:
-        """Returns its first tokens."""
+        """Returns the example truncated to its first tokens."""
         return Example(self.input_ids[:max_length], self.labels[:max_length])
 
 
@@ -41,21 +41,21 @@ class Conversations:
     """Makes token ids and labels of rows.
 
     Args:
-        tokenizer: a fast one of transformers.
-        loss_on: "assistant": the text of assistants in a chat, by the marks of its template
-            (`{% generation %}`), or by rendering it up to each turn; "completion": the completion, of
-            messages the last one; "all" tokens; "auto": assistants in messages, the completion beside a
-            prompt, all of a text.
+        tokenizer: a fast tokenizer of transformers.
+        loss_on: "assistant": the assistants' messages, as the chat template marks them
+            (`{% generation %}`), or found by rendering the chat up to each turn; "completion": the completion, or the last
+            message; "all" tokens; "auto": assistants in messages, the completion of a prompt, all of a
+            text.
     """
 
     tokenizer: Any
     loss_on: LossOn = "auto"
 
     def __call__(self, row: Mapping[str, Any]) -> Example:
-        """Returns a row's tokens.
+        """Returns a row's token ids and labels.
 
         Raises:
-            ValueError: the row is of no known kind, or its template can't tell messages apart.
+            ValueError: the row has an unknown format, or its chat can't be rendered message by message.
         """
         if "input_ids" in row:
             ids = [int(token) for token in row["input_ids"]]
@@ -73,7 +73,7 @@ class Conversations:
         raise ValueError(f"it has {', '.join(map(repr, row)) or 'nothing'}; {_NEEDED}")
 
     def prompt_and_answer(self, row: Mapping[str, Any]) -> tuple[list[int], str] | None:
-        """Returns the ids up to the last answer, and the answer; None of a row without one."""
+        """Returns the token ids up to the last answer, and the answer; None if the row has no answer."""
         prompt = row.get("prompt")
         answer = row.get("completion")
         if "messages" in row and row["messages"][-1]["role"] == "assistant":
@@ -85,7 +85,7 @@ class Conversations:
         return self.prompt_ids(prompt, row.get("tools")), str(text)
 
     def prompt_ids(self, prompt: str | Sequence[Any], tools: Any = None) -> list[int]:
-        """Returns the ids of a text, or of messages up to where an answer begins."""
+        """Returns the ids of a text, or of messages with the header of an assistant's answer."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         return self._ids(self._rendered(prompt, tools, add_generation_prompt=True))
@@ -104,8 +104,9 @@ class Conversations:
         if self.loss_on in ("assistant", "all"):
             return self._of_messages(messages, tools)
         text = self._rendered(messages, tools)
-        before = self._rendered(prompt, tools, add_generation_prompt=True)
-        start = len(os.path.commonprefix([text, before]))  # noqa: RUF071  texts, not paths
+        rendered_prompt = self._rendered(prompt, tools, add_generation_prompt=True)
+        # The longest common prefix, because a template may render the end of the prompt otherwise.
+        start = len(os.path.commonprefix([text, rendered_prompt]))  # noqa: RUF071  texts, not paths
         return self._trained_on(text, [(start, len(text))])
 
     def _of_texts(self, prompt: str, completion: str, loss_on: str = "") -> Example:
@@ -120,22 +121,22 @@ class Conversations:
         return _labelled(ids, tokens["offset_mapping"], [(len(prompt), len(text))])
 
     def _assistant_spans(self, messages: Sequence[Any], tools: Any, text: str) -> list[Span]:
-        """Returns where in a rendered chat its assistants speak."""
+        """Returns the character spans of assistants in a rendered chat."""
         template = str(self.tokenizer.get_chat_template(tools=tools))
         if _MARKS.search(template):
             return self._marked_spans(messages, tools, template)
         spans = []
         for idx, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = self._rendered(messages[:idx], tools, add_generation_prompt=True)
+                rendered_prompt = self._rendered(messages[:idx], tools, add_generation_prompt=True)
                 up_to = self._rendered(messages[: idx + 1], tools)
-                if not (text.startswith(up_to) and up_to.startswith(before)):
+                if not (text.startswith(up_to) and up_to.startswith(rendered_prompt)):
                     raise ValueError(
                         f"its template renders the chat up to message {idx} otherwise than in the whole "
                         "chat; mark what assistants say in it, {% generation %}...{% endgeneration %}, or "
                         "train on the last message alone, loss_on='completion'"
                     )
-                spans.append((len(before), len(up_to)))
+                spans.append((len(rendered_prompt), len(up_to)))
         if not spans:
             raise ValueError("no message in it is an assistant's")
         return spans
@@ -144,8 +145,8 @@ class Conversations:
         # Slow to import, and plugins that are off import this module.
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        # `apply_chat_template` has a mask of tokens instead, which goes on to the end of the chat where a
-        # mark ends with a space (transformers 5.23).
+        # The token mask of `apply_chat_template` continues to the end of the chat if a mark ends with a
+        # space (transformers 5.23).
         _, (spans,) = render_jinja_template(
             conversations=[list(messages)],
             tools=tools,
@@ -182,10 +183,10 @@ def examples_of(
     """Makes examples of rows; those longer than `max_length` are cut at their end.
 
     Args:
-        name: of the data, for errors.
+        name: name of the data, for errors.
 
     Returns:
-        The examples, how many were cut, and how many were left out, of which no label was left.
+        The examples, the number of truncated ones, and the number dropped because no label was left.
 
     Raises:
         TaskError: a row can't be used; the message has its number.
@@ -201,28 +202,28 @@ def examples_of(
 def made_of_rows(
     rows: Sequence[Mapping[str, Any]], name: str, make: Callable[[Mapping[str, Any]], T]
 ) -> list[T]:
-    """Calls a function for each row; a row that it can't use is an error with the row's number."""
-    made = []
+    """Calls a function for each row; adds the row's number to its errors."""
+    results = []
     for number, row in enumerate(rows):
         try:
-            made.append(make(row))
+            results.append(make(row))
         except (ValueError, TypeError, KeyError) as error:
             raise TaskError(
                 f"row {number} of {name} can't be trained on: {one_line(str(error), 400)}",
                 row=one_line(repr(row), 200),
                 fix="change the row, or leave it out",
             ) from error
-    return made
+    return results
 
 
 def has_label(example: Example) -> bool:
-    """Whether some token of an example is trained on; the first one can't be."""
+    """Whether any token of an example is trained on; the first has no preceding token to predict it from."""
     return any(label != IGNORED for label in example.labels[1:])
 
 
-def require_some(made: Sequence[Any], name: str, max_length: int) -> None:
-    """Raises a TaskError if nothing is left of the data."""
-    if not made:
+def require_some(examples: Sequence[Any], name: str, max_length: int) -> None:
+    """Raises a TaskError if no example is left."""
+    if not examples:
         raise TaskError(
             f"no row of {name} has a label in its first {max_length} tokens",
             fix="raise max_length, or train on more, loss_on='all'",
@@ -230,7 +231,7 @@ def require_some(made: Sequence[Any], name: str, max_length: int) -> None:
 
 
 def _labelled(ids: list[int], offsets: Sequence[Span], spans: Sequence[Span]) -> Example:
-    """Keeps labels of tokens that have a character in one of the spans, which are in order."""
+    """Keeps the labels of tokens that overlap with a span; spans are sorted."""
     labels = []
     remaining = list(reversed(spans))
     for token, (start, end) in zip(ids, offsets, strict=True):

@@ -1,4 +1,4 @@
-"""A model's adapters: their names, and how they are made, saved and read by peft; free of hooks."""
+"""A model's adapters: their names, and making, saving and reading them with peft; free of hooks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MOST_NAMED = 3
 
 
 def adapters_of(model: nn.Module) -> list[str]:
-    """Returns the names of a model's adapters; none where peft hasn't made it."""
+    """Returns the names of a model's adapters; empty if the model isn't wrapped by peft."""
     configs = getattr(model, "peft_config", None)
     return [*configs] if isinstance(configs, Mapping) else []
 
 
 def with_adapter(model: nn.Module, name: str, config: Any) -> nn.Module:
-    """Returns a model with one more adapter, which alone is trained; the base is changed in place.
+    """Adds an adapter and freezes everything else; the base model is changed in place.
 
     Raises:
-        ValueError: peft finds nothing that it could adapt.
+        ValueError: peft finds no layer to adapt.
     """
     import peft
 
@@ -42,12 +42,12 @@ def with_adapter(model: nn.Module, name: str, config: Any) -> nn.Module:
 
 
 def saved_names(model: nn.Module, adapter: str) -> dict[str, str]:
-    """Returns the names that an adapter's weights have in peft's files, by those in the model."""
+    """Returns the names of an adapter's weights in peft's files, by their names in the model."""
     import peft
 
     weights = model.state_dict()
     names = {id(weight): name for name, weight in weights.items()}
-    # A table of the embedding that was resized is trained, and so in `modules_to_save`.
+    # A resized embedding is trained, so `modules_to_save` saves it already.
     adapter_weights = peft.get_peft_model_state_dict(
         model, weights, adapter_name=adapter, save_embedding_layers=False
     )
@@ -55,7 +55,7 @@ def saved_names(model: nn.Module, adapter: str) -> dict[str, str]:
 
 
 def names_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Returns the names of adapters, of what else is trained, and of buffers."""
+    """Returns the names of adapter weights, of all other trained parameters, and of buffers."""
     params = model.named_parameters(remove_duplicate=False)
     selected = {name for name, param in params if param.requires_grad}
     selected |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
@@ -65,10 +65,10 @@ def names_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def folders_of(model: nn.Module, path: Path) -> dict[str, Path]:
-    """Returns the folder of each adapter that a folder of peft's has, by the name in the model.
+    """Returns the folder of each adapter in a folder written by peft, by the adapter's name in the model.
 
-    The folder itself is that of the adapter `default`, or of the one that is trained; others are in
-    it under their names. The file of its weights stands for the folder.
+    The folder itself holds the adapter `default`, or else the active adapter; other adapters have
+    subfolders of their names. The path may also name the file of weights in the folder.
     """
     if path.name == ADAPTER_WEIGHTS and (path.parent / ADAPTER_CONFIG).is_file():
         path = path.parent
@@ -84,7 +84,7 @@ def read_adapter(model: nn.Module, adapter: str, folder: Path) -> dict[str, Save
     """Returns the weights of an adapter by their names in the model; loaded lazily.
 
     Raises:
-        TaskError: the file is missing, or isn't that of such an adapter.
+        TaskError: the file is missing, or belongs to a different adapter.
     """
     if not (folder / ADAPTER_WEIGHTS).exists():
         raise TaskError(
@@ -125,7 +125,7 @@ def save_folder(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
     """Writes all adapters as peft does: `default` into the folder, others into folders in it.
 
     Args:
-        weights: whole, by their names in the model.
+        weights: gathered weights, by their names in the model.
     """
     save: Any = model.save_pretrained
     save(path, state_dict=dict(weights), save_embedding_layers=False)
@@ -133,7 +133,7 @@ def save_folder(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> 
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Returns a copy on the host, with what the active adapters add in its weights, and no adapter."""
+    """Returns a copy on the host with the active adapters merged into its weights."""
     copied: Any = copy.deepcopy(model).cpu()
     result: nn.Module = copied.merge_and_unload(safe_merge=True)
     return result
@@ -156,7 +156,7 @@ def save_merged(model: nn.Module, path: Path) -> None:
 
 
 def _described(folder: Path) -> str:
-    """Returns the options of an adapter's file that decide its shapes."""
+    """Returns the options in an adapter's configuration that determine its shapes."""
     import peft
 
     config = peft.PeftConfig.from_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""Writes folders of save_pretrained in a thread, one after the other, and uploads them."""
+"""Writes folders of save_pretrained in a background thread, and uploads them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class FolderWriter:
     """Writes folders in the background during training.
 
     Args:
-        pretrained: their configuration and tokenizer.
-        folder: where they go.
-        keep: how many stay; None for all.
-        store: the URL where they go, too; "" for none.
+        pretrained: configuration and tokenizer of the folders.
+        folder: where the folders go.
+        keep: number of folders to keep; None for all.
+        store: URL to upload the folders to; "" for no upload.
 
     Raises:
-        UsageError: no package knows such a URL.
+        UsageError: no package handles such URLs.
         EventloopError: eventloop-remote isn't installed.
     """
 
@@ -38,18 +38,18 @@ class FolderWriter:
         self._tasks: list[Future[None]] = []
 
     def write(self, checkpoint: Path, name: str) -> None:
-        """Writes a folder of a checkpoint, which is removed afterwards."""
+        """Schedules writing a folder of a checkpoint, which is removed afterwards."""
         self._tasks.append(self._thread.submit(self._write, checkpoint, name))
 
     def require(self) -> None:
         """Raises the error of a folder that couldn't be written."""
-        done = [task for task in self._tasks if task.done()]
+        finished_tasks = [task for task in self._tasks if task.done()]
         self._tasks = [task for task in self._tasks if not task.done()]
-        for task in done:
+        for task in finished_tasks:
             task.result()
 
     def wait(self) -> None:
-        """Waits until all folders are written; raises the error of one that couldn't be."""
+        """Waits until all folders are written; raises the error of a folder that couldn't be."""
         tasks = self._tasks
         self._tasks = []
         for task in tasks:
@@ -68,10 +68,10 @@ class FolderWriter:
         if self._objects is not None:
             _upload(self._objects, target)
         if self._keep is not None:
-            for old in whole_folders(self._folder)[: -self._keep]:
+            for old_folder in whole_folders(self._folder)[: -self._keep]:
                 if self._objects is not None:
-                    _remove(self._objects, old.name)
-                shutil.rmtree(old)
+                    _remove(self._objects, old_folder.name)
+                shutil.rmtree(old_folder)
 
 
 def _opened(url: str) -> Objects:
@@ -82,14 +82,14 @@ def _opened(url: str) -> Objects:
 
 
 def _upload(objects: Objects, folder: Path) -> None:
-    """Uploads a folder; without its configuration, the last file, it doesn't count."""
+    """Uploads a folder, its configuration last: a folder without it counts as incomplete."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for path in sorted(files, key=lambda path: path.name == CONFIG):
         objects.upload(path, f"{folder.name}/{path.relative_to(folder).as_posix()}")
 
 
 def _remove(objects: Objects, name: str) -> None:
-    """Removes a folder, its configuration first."""
+    """Removes a folder, its configuration first, so that a kill leaves an incomplete folder."""
     files = [file for file, size in objects.entries(name).items() if size is not None]
     for file in sorted(files, key=lambda file: file != CONFIG):
         objects.remove(f"{name}/{file}")

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder of save_pretrained, without the model that is trained; free of hooks."""
+"""Writes a checkpoint as a folder of save_pretrained, without touching the trained model; free of hooks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 
 from eventloop.toolbox import apply_umask, kept_generators, weights_at
 
-# Folders that aren't whole; a kill may leave them.
+# Prefixes of incomplete folders, which a kill may leave behind.
 _NEW = ".new-"
 _LINKED = ".of-"
-# The file without which a folder isn't one of transformers, for which it is written last.
+# Written last: transformers doesn't load a folder without it, so an incomplete folder is never loaded.
 CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The contents of a folder besides weights: configuration, names of weights, tokenizer.
+    """The contents of a folder apart from its weights: configuration, names of weights, tokenizer.
 
     Args:
-        model: of the class that is trained, on the meta device: its configuration, and how names of
-            weights are written.
-        tokenizer: anything with `save_pretrained`; None for none.
-        max_shard_size: of a file of weights: "5GB".
+        model: a model of the trained class on the meta device, for its configuration and the names
+            under which `save_pretrained` writes weights.
+        tokenizer: any object with `save_pretrained`; None for none.
+        max_shard_size: maximum size of a file of weights: "5GB".
     """
 
     model: nn.Module
@@ -43,44 +43,44 @@ class Pretrained:
         """Copies the configuration of a model, without its weights.
 
         Raises:
-            TypeError: it isn't one of transformers.
+            TypeError: the model isn't a model of transformers.
         """
         from transformers import PreTrainedModel
 
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"{type(model).__name__} isn't a model of transformers")
         with kept_generators(), torch.device("meta"):
-            made = type(model)(copy.deepcopy(model.config)).to(model.dtype)
-        made.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
-        return cls(made, tokenizer, max_shard_size)
+            meta_model = type(model)(copy.deepcopy(model.config)).to(model.dtype)
+        meta_model.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+        return cls(meta_model, tokenizer, max_shard_size)
 
 
 def write_folder(checkpoint: Path, target: Path, pretrained: Pretrained) -> None:
-    """Writes the weights of a checkpoint as a folder of save_pretrained, as a whole.
+    """Writes the weights of a checkpoint as a folder of save_pretrained, atomically.
 
-    A folder that is there is replaced. A kill leaves the one before or the new one, and what begins
-    with `.new-`.
+    An existing folder is replaced. A kill leaves the old folder or the new folder, and possibly a
+    folder that begins with `.new-`.
 
     Args:
-        checkpoint: the folder of one, or of a run, or a file of weights.
+        checkpoint: the folder of a checkpoint or of a run, or a file of weights.
     """
-    new = target.with_name(_NEW + target.name)
-    shutil.rmtree(new, ignore_errors=True)
+    new_folder = target.with_name(_NEW + target.name)
+    shutil.rmtree(new_folder, ignore_errors=True)
     save: Any = pretrained.model.save_pretrained
     weights = _named_as_in(pretrained.model, weights_at(checkpoint))
     with _without_bars():
-        save(new, state_dict=weights, max_shard_size=pretrained.max_shard_size)
+        save(new_folder, state_dict=weights, max_shard_size=pretrained.max_shard_size)
     if pretrained.tokenizer is not None:
-        pretrained.tokenizer.save_pretrained(new)
-    apply_umask(new)
+        pretrained.tokenizer.save_pretrained(new_folder)
+    apply_umask(new_folder)
     if target.exists():
         shutil.rmtree(target)
-    new.rename(target)
+    new_folder.rename(target)
 
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Has transformers show no progress inside: its bars would go through those of the training."""
+    """Disables progress bars of transformers: they would break the training's progress bar."""
     from transformers.utils import logging
 
     was_shown = logging.is_progress_bar_enabled()
@@ -93,14 +93,14 @@ def _without_bars() -> Iterator[None]:
 
 
 def _named_as_in(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns weights under the names of the model's state dict; tied ones share memory, as in the model.
+    """Returns weights under the names of the model's state dict; tied weights share memory, as in the model.
 
     Raises:
-        ValueError: one of the model's is missing, as in a checkpoint of adapters alone.
+        ValueError: a weight of the model is missing, as in a checkpoint of adapters only.
     """
     params = dict(model.named_parameters(remove_duplicate=False))
     params |= model.state_dict(keep_vars=True)
-    # Of tied parameters, which are one object, the checkpoint has one.
+    # A checkpoint stores tied parameters once, under one of their names.
     by_param = {id(params[name]): weight for name, weight in weights.items() if name in params}
     named = {name: by_param[id(param)] for name, param in params.items() if id(param) in by_param}
     missing = [name for name in model.state_dict() if name not in named]
@@ -110,7 +110,7 @@ def _named_as_in(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 def linked(checkpoint: Path, folder: Path) -> Path:
-    """Returns a copy of a checkpoint's folder that stays when the checkpoint is removed.
+    """Copies a checkpoint's folder, so that it survives the removal of the checkpoint.
 
     It takes no space where the file system has hard links.
     """

@@ -1,8 +1,9 @@
-"""Parts of the tasks: optimizer and schedule, samples of answers, the exported tokenizer."""
+"""Shared by the tasks of this package: optimizer and schedule, sample answers, the exported tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -16,14 +17,36 @@ EVAL = "eval"  # the name of the eval set
 Schedule = Literal["linear", "cosine", "constant"]
 
 
+def training(
+    *, lr: float, weight_decay: float, schedule: Schedule, warmup: str | None, max_duration: str
+) -> dict[str, Any]:
+    """Returns the arguments of `Task` that set how a language model is trained.
+
+    Args:
+        lr: highest learning rate.
+        weight_decay: weight decay of AdamW.
+        schedule: how the learning rate falls after the warmup.
+        warmup: how long the learning rate rises; None for no warmup.
+        max_duration: how long to train, unless the user says otherwise.
+    """
+    return {
+        "optimizer": partial(adamw, lr=lr, weight_decay=weight_decay),
+        "scheduler": schedule_of(schedule, warmup),
+        "settings": {"max_duration": max_duration, "clip_norm": 1.0},
+    }
+
+
 def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Returns AdamW of the parameters that are trained."""
+    """Returns AdamW over the parameters that require gradients.
+
+    A model with adapters has mostly frozen parameters, for which AdamW would only hold empty entries.
+    """
     params = [param for param in model.parameters() if param.requires_grad]
     return torch.optim.AdamW(params, lr, weight_decay=weight_decay)
 
 
 def schedule_of(schedule: Schedule, warmup: str | None) -> Callable[..., Any]:
-    """Returns a schedule of eventloop."""
+    """Returns a scheduler maker from `eventloop.schedules`."""
     makers: dict[str, Callable[..., Any]] = {
         "linear": schedules.linear,
         "cosine": schedules.cosine,
@@ -36,12 +59,10 @@ def schedule_of(schedule: Schedule, warmup: str | None) -> Callable[..., Any]:
 class Samples:
     """Logs the model's answers to a few prompts, after each evaluation, as a table `samples`.
 
-    All ranks generate the same, so that a sharded model can.
-
     Args:
-        tokenizer: of transformers.
-        prompts: token ids, and the answer that the data have, of each.
-        max_new_tokens: of an answer.
+        tokenizer: a tokenizer of transformers.
+        prompts: token ids and the reference answer of each prompt.
+        max_new_tokens: maximum length of an answer.
         header: a note on the data, for the header of the run.
     """
 
@@ -57,7 +78,7 @@ class Samples:
         header: str = "",
     ) -> None:
         self._tokenizer = tokenizer
-        self._asked = list(prompts)
+        self._prompts = list(prompts)
         self.max_new_tokens = max_new_tokens
         self._header = header
 
@@ -68,20 +89,22 @@ class Samples:
 
     @hookimpl
     def eval_after_all(self, state: StateView) -> None:
-        """Generates, with the weights that are evaluated, under the run's precision."""
-        if not self._asked:
+        """Generates with the evaluated weights, under the run's precision."""
+        if not self._prompts:
             return
+        # Every rank generates every answer: a sharded model needs all ranks for each forward pass.
         generate = state.precision.under_autocast(self._generated)
         answers = generate(state.model, state.device)
-        prompts = [self._tokenizer.decode(ids) for ids, _ in self._asked]
-        expected = [answer for _, answer in self._asked]
+        prompts = [self._tokenizer.decode(ids) for ids, _ in self._prompts]
+        expected = [answer for _, answer in self._prompts]
         state.log_text("samples", {"prompt": prompts, "answer": answers, "expected": expected})
 
     def _generated(self, model: nn.Module, device: torch.device) -> list[str]:
-        longest = max(len(ids) for ids, _ in self._asked)
+        # Padded on the left: a causal model continues the last token of a row.
+        longest = max(len(ids) for ids, _ in self._prompts)
         pad_id = self._tokenizer.pad_token_id
-        rows = [[pad_id] * (longest - len(ids)) + ids for ids, _ in self._asked]
-        masks = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in self._asked]
+        rows = [[pad_id] * (longest - len(ids)) + ids for ids, _ in self._prompts]
+        masks = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in self._prompts]
         untyped: Any = model
         tokens = untyped.generate(
             input_ids=torch.tensor(rows, device=device),
@@ -97,10 +120,10 @@ class Samples:
 
 
 class ModelTask(Task):
-    """A task whose tokenizer is written into a folder that is exported: the folder is a whole model.
+    """A task that adds its tokenizer to exported folders, so that the folder is a complete model.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: a tokenizer of transformers.
         options: further arguments of `Task`.
     """
 
@@ -115,7 +138,7 @@ class ModelTask(Task):
     @hookimpl(wrapper=True)
     def export(self, state: State, path: Path) -> Generator[None, Path | None, Path | None]:
         """Adds the tokenizer to a folder that another plugin exported."""
-        written = yield
-        if written is not None and state.rank == 0 and Path(written).is_dir():
-            self._tokenizer.save_pretrained(written)
-        return written
+        exported_path = yield
+        if exported_path is not None and state.rank == 0 and Path(exported_path).is_dir():
+            self._tokenizer.save_pretrained(exported_path)
+        return exported_path

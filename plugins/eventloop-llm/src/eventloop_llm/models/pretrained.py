@@ -20,7 +20,7 @@ def language_model(name: str, *, dtype: Dtype = "float32", **options: Any) -> nn
 
     Args:
         name: a folder that `save_pretrained` wrote, or a name on the Hub.
-        dtype: of its weights; "auto": as they are saved.
+        dtype: dtype of its weights; "auto": as saved.
         options: further arguments of `from_pretrained`.
 
     Raises:
@@ -40,7 +40,7 @@ def tokenizer_at(name: str, chat_template: Path | None = None) -> Any:
         chat_template: a file with a template that replaces the tokenizer's.
 
     Raises:
-        TaskError: there is none, or it has neither a token to pad with nor an end of text.
+        TaskError: there is no such tokenizer, or it has neither a padding token nor an end-of-text token.
     """
     tokenizer = named_tokenizer(name)
     if chat_template is not None:
@@ -49,7 +49,7 @@ def tokenizer_at(name: str, chat_template: Path | None = None) -> Any:
 
 
 def with_padding(tokenizer: Any) -> Any:
-    """Has a tokenizer pad with its end of text, if it has no token to pad with."""
+    """Makes a tokenizer pad with its end-of-text token, if it has no padding token."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise TaskError(
@@ -61,12 +61,12 @@ def with_padding(tokenizer: Any) -> Any:
 
 
 def model_maker(model: str | Callable[[], nn.Module], dtype: Dtype) -> Callable[[], nn.Module]:
-    """Returns a function that makes the model."""
+    """Returns a function that loads or builds the model."""
     return partial(language_model, model, dtype=dtype) if isinstance(model, str) else model
 
 
 def tokenizer_of(model: Any, tokenizer: Any, chat_template: Path | None) -> Any:
-    """Returns the tokenizer that is named, or that of the model's folder."""
+    """Returns the named tokenizer, or the tokenizer in the model's folder."""
     source = model if tokenizer is None else tokenizer
     if isinstance(source, str | Path):
         return tokenizer_at(str(source), chat_template)
@@ -91,8 +91,9 @@ def named_tokenizer(tokenizer: Any) -> Any:
 
 
 def loaded(kind: Any, name: str, **options: Any) -> Any:
-    """Calls `from_pretrained` of a class of transformers; raises a TaskError if there is no such thing."""
+    """Calls `from_pretrained` of a class of transformers; raises a TaskError if loading fails."""
     is_folder = Path(name).is_dir()
+    # Names on the Hub have at most a single slash: report a missing folder without asking the Hub.
     if not is_folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise TaskError(
             f"there is no folder {name!r}", fix="name a folder that save_pretrained wrote"

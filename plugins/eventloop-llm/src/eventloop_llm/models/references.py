@@ -1,4 +1,4 @@
-"""References: the models that a model is compared with, each with the methods `build` and `log_probs`."""
+"""References: frozen models that a trained model is compared with, with methods `build` and `log_probs`."""
 
 # B = row of a batch, K = document of a row, T = token
 
@@ -20,20 +20,20 @@ ReferenceKind = Literal["auto", "companion", "adapters-off"]
 
 
 class Reference(Protocol):
-    """Returns log-probabilities that the model's are compared with."""
+    """Computes the log-probabilities to compare the trained model's with."""
 
     def build(self, state: State) -> None:
-        """Called at `init`."""
+        """Prepares the reference; called at `init`."""
 
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns the sum over the labels of each document, shape (B, K), without a gradient."""
+        """Returns the log-probability of each document's labels, shape (B, K), without gradients."""
 
 
 class Companion:
     """A second model, frozen.
 
     Args:
-        make: returns it.
+        make: builds the model.
     """
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
@@ -41,25 +41,25 @@ class Companion:
         self._model: nn.Module | None = None
 
     def build(self, state: State) -> None:
-        """Makes the model, where the run's is."""
+        """Builds the model on the run's device."""
         self._model = state.companion("reference", self._make)
 
     @torch.no_grad()
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
-        """Computes them."""
+        """Computes the log-probabilities with the second model."""
         assert self._model is not None
         return sums_of(self._model, self._model, batch)
 
 
 class AdaptersOff:
-    """The model that is trained, without its adapters of peft."""
+    """The trained model with its peft adapters disabled."""
 
     def build(self, state: State) -> None:
-        """Does nothing: adapters may be made later."""
+        """Does nothing: plugins may add adapters later."""
 
     @torch.no_grad()
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
-        """Computes them in evaluation mode: a reference drops nothing."""
+        """Computes the log-probabilities in evaluation mode: a reference has no dropout."""
         model: Any = state.model
         if not adapters_of(model):
             raise PluginError(
@@ -73,14 +73,14 @@ class AdaptersOff:
 
 
 class Itself:
-    """The model that will be trained, as it is."""
+    """The trained model itself, before its training."""
 
     def build(self, state: State) -> None:
         """Does nothing: the model exists already."""
 
     @torch.no_grad()
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
-        """Computes them in evaluation mode."""
+        """Computes the log-probabilities in evaluation mode."""
         with in_eval_mode(state.model):
             return sums_of(state.model, state.model, batch)
 
@@ -89,9 +89,10 @@ class Chosen:
     """The reference that suits the model, chosen at `init`.
 
     Args:
-        kind: which; "auto": the model without its adapters if it has some.
-        make_reference: returns another model; None without one.
-        make_model: returns the model once more; None where it is enough to ask it before it is trained.
+        kind: "companion", "adapters-off", or "auto": adapters-off if the model has adapters.
+        make_reference: builds the reference model; None to use the trained model's initial weights.
+        make_model: builds the trained model a second time; None if the reference is only used before
+            training, when the model itself can serve.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Chosen:
         self._reference: Reference = Itself()
 
     def build(self, state: State) -> None:
-        """Chooses, and builds."""
+        """Chooses the reference and builds it."""
         is_adapted = "lora" in state.plugins or bool(adapters_of(state.model))
         if self._make_reference is not None:
             self._reference = Companion(self._make_reference)
@@ -117,7 +118,7 @@ class Chosen:
         self._reference.build(state)
 
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
-        """Computes them."""
+        """Computes the log-probabilities with the chosen reference."""
         return self._reference.log_probs(state, batch)
 
 
@@ -125,7 +126,7 @@ def sums_of(model: nn.Module, bare: nn.Module, batch: Mapping[str, Tensor]) -> T
     """Returns the log-probability of each document's labels, shape (B, K).
 
     Args:
-        model: is called; DDP's wrapper, say.
+        model: the model to call, possibly a wrapper such as DDP.
         bare: the model without a wrapper.
     """
     log_probs, _ = log_probs_of(model, bare, batch)
@@ -135,10 +136,10 @@ def sums_of(model: nn.Module, bare: nn.Module, batch: Mapping[str, Tensor]) -> T
 def log_probs_of(
     model: nn.Module, bare: nn.Module, batch: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the log-probability of each next token of each document, 0 of those that aren't labels.
+    """Returns the log-probability of each document's next tokens, 0 for tokens that aren't labels.
 
     Returns:
-        Shape (B, K, T - 1): of labels; and logits, shape (B, K, T, V).
+        Log-probabilities, shape (B, K, T - 1), and logits, shape (B, K, T, V).
     """
     shape = batch["input_ids"].shape[:2]
     flat = {name: batch[name].flatten(0, 1) for name in DOCUMENTS}

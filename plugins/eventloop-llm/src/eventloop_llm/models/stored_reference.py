@@ -16,12 +16,12 @@ FILE = "reference.safetensors"
 
 
 class Stored:
-    """Log-probabilities of another reference, computed once; they are in the run's folder.
+    """Log-probabilities of another reference, computed once and stored in the run's folder.
 
     Args:
-        source: computes them.
-        datasets: all rows, whose numbers go on from set to set.
-        pad_id, batch_size: of the batches that they are computed in.
+        source: computes the log-probabilities.
+        datasets: all rows; row numbers continue from dataset to dataset.
+        pad_id, batch_size: for the batches in which they are computed.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Stored:
         self._source.build(state)
 
     def log_probs(self, state: State, batch: Mapping[str, Tensor]) -> Tensor:
-        """Looks them up by the numbers of rows, on the device."""
+        """Looks the log-probabilities up by row number, on the device."""
         if self._table is None:
             raise EventloopError(
                 "the reference's log-probabilities aren't computed before a fit",
@@ -55,7 +55,7 @@ class Stored:
         """Computes the log-probabilities of all rows, or reads them from the run's folder; collective.
 
         Raises:
-            PluginError: the run goes on, and its file is missing or of other data.
+            PluginError: the run is resumed, and its file is missing or belongs to other data.
         """
         if self._table is not None:
             return
@@ -77,14 +77,14 @@ class Stored:
             saved = load(folder.read(FILE, 2**16 + 8 * sum(map(len, self._datasets))))
             if bytes(saved["digest"].tolist()).decode() == digest:
                 return saved["log_probs"]
-            problem = "is of other data"
+            problem = "belongs to other data"
         raise PluginError(
             f"{FILE}, the reference's log-probabilities, {problem}",
             fix="put it back, or begin a new run in another run_dir",
         )
 
     def _computed(self, state: State) -> Tensor:
-        """Each rank computes every n-th batch, and all of them as many."""
+        """Computes the table; every rank computes every n-th batch and returns the table of all rows."""
         rows = [dataset[idx] for dataset in self._datasets for idx in range(len(dataset))]
         size = self._batch_size
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -92,6 +92,7 @@ class Stored:
         compute = state.precision.under_autocast(self._source.log_probs)
         local_values = []
         for step in range(num_each):
+            # Wraps around at the end: a sharded reference needs the same number of passes on all ranks.
             number = (step * state.data_world_size + state.data_rank) % len(batches)
             collated = self._collate(batches[number])
             batch = {name: tensor.to(state.device) for name, tensor in collated.items()}

@@ -1,4 +1,4 @@
-"""Rows for the losses: pairs that are cut, and KTO's answers with those to other prompts."""
+"""Rows for the losses: truncated pairs, and KTO's answers with mismatched answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eventloop_llm.packing import IGNORED
 def cut_pairs_of(
     rows: Sequence[Mapping[str, Any]], name: str, conversations: Conversations, max_length: int
 ) -> list[Pair]:
-    """Makes pairs, cut to `max_length`; one without a label in an answer is left out.
+    """Makes pairs truncated to `max_length`; drops pairs where an answer has no label left.
 
     Raises:
         TaskError: a row can't be used.
@@ -41,12 +41,13 @@ def answers_of(
     max_length: int,
     rotate_in: int | None,
 ) -> list[Pair]:
-    """Makes rows for KTO of prompt, completion and label; of a pair, two of them.
+    """Makes rows for KTO from prompt, completion and label; a pair makes two rows.
 
-    Each row has an answer to another prompt beside its own: that of the nearest row before.
+    Each row also has a mismatched answer: the answer of the nearest preceding row with another prompt.
+    KTO estimates from it how far the model is from the reference.
 
     Args:
-        rotate_in: rows of data within which answers go around; None for all.
+        rotate_in: number of rows within which mismatched answers are chosen; None for all rows.
 
     Raises:
         TaskError: a row can't be used.
@@ -77,7 +78,7 @@ def answers_of(
 
 
 def _with_another_prompt(examples: Sequence[Example]) -> list[Example]:
-    """Returns the nearest example before each that has another prompt, going around; the last if none has."""
+    """Returns for each example the nearest preceding one with another prompt, cyclically; the last if all share one."""
     prompts = [example.input_ids[: _num_prompt(example)] for example in examples]
     position = -1
     for idx, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""The maths: losses of preferences, of log-probabilities of answers."""
+"""Preference losses as functions of the log-probabilities of answers."""
 
 # B = pair or row of a batch
 
@@ -20,13 +20,12 @@ class LossOptions:
     """The numbers of a loss.
 
     Args:
-        has_reference: whether log-probabilities are those beyond a reference's.
-        is_mean: whether they are means over the tokens of an answer, or sums.
-        beta: how far a model may move from the reference, the less the further; of ORPO the weight of
-            the odds ratio.
-        gamma: by how much a chosen answer should be ahead.
-        label_smoothing: the share of pairs that are taken to be the wrong way round, in [0, 0.5).
-        nll_weight: of the chosen answer's own loss, a mean over the tokens of a batch.
+        has_reference: whether the loss is computed from log-ratios to a reference model.
+        is_mean: whether an answer's log-probability is a mean over its tokens, not a sum.
+        beta: how strongly the model is held to the reference; in ORPO the weight of the odds ratio.
+        gamma: margin by which a chosen answer should lead.
+        label_smoothing: assumed share of pairs whose preference is the wrong way round, in [0, 0.5).
+        nll_weight: weight of the chosen answer's language modeling loss, averaged over a batch's tokens.
     """
 
     has_reference: bool = False
@@ -45,13 +44,13 @@ class LossOptions:
 
 
 def check_weights(**weights: float) -> None:
-    """Raises a ValueError for one that isn't a finite number of 0 or more."""
+    """Raises a ValueError for a weight that is negative or not finite."""
     for name, value in weights.items():
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name}={value!r} isn't a finite number of 0 or more")
 
 
-# Each as in its paper, but for IPO's means, which its authors have in place of sums.
+# As in the papers, except for IPO: its authors average over tokens instead of summing.
 LOSSES: dict[Loss, LossOptions] = {
     "dpo": LossOptions(has_reference=True),
     "ipo": LossOptions(has_reference=True, is_mean=True),
@@ -63,13 +62,13 @@ LOSSES: dict[Loss, LossOptions] = {
 
 
 def pair_losses(loss: Loss, chosen_B: Tensor, rejected_B: Tensor, options: LossOptions) -> Tensor:
-    """Returns the loss of each pair, shape (B,), without the chosen answer's own.
+    """Returns the loss of each pair, shape (B,), without the chosen answer's language modeling loss.
 
     Args:
-        loss: which; not kto.
-        chosen_B: log-probabilities of chosen answers, less the reference's if there is one; means over
-            tokens or sums.
-        rejected_B: likewise.
+        loss: any but kto.
+        chosen_B: log-probabilities of chosen answers, or log-ratios to the reference; sums or means over
+            tokens.
+        rejected_B: the same for rejected answers.
 
     Source: Rafailov et al. 2023, arXiv:2305.18290, equation 7; Azar et al. 2023, arXiv:2310.12036,
     equation 17; Hong et al. 2024, arXiv:2403.07691, equation 7; Meng et al. 2024, arXiv:2405.14734,
@@ -82,11 +81,11 @@ def pair_losses(loss: Loss, chosen_B: Tensor, rejected_B: Tensor, options: LossO
     if loss == "orpo":
         return -options.beta * logsigmoid(ahead_B - _log1mexp(chosen_B) + _log1mexp(rejected_B))
     margin_B = options.beta * ahead_B - options.gamma
-    wrong = options.label_smoothing
-    if not wrong:
+    swapped_frac = options.label_smoothing
+    if not swapped_frac:
         return -logsigmoid(margin_B)
-    # Without the margin that is asked for, the other way round has it to make up.
-    return -(1 - wrong) * logsigmoid(margin_B) - wrong * logsigmoid(-margin_B)
+    # A swapped pair keeps the margin: its chosen answer has to make up for it.
+    return -(1 - swapped_frac) * logsigmoid(margin_B) - swapped_frac * logsigmoid(-margin_B)
 
 
 def kto_losses(
@@ -101,9 +100,9 @@ def kto_losses(
     """Returns KTO's loss of each answer, shape (B,).
 
     Args:
-        ratios_B: log-probabilities of answers, less the reference's.
+        ratios_B: log-ratios of answers to the reference.
         is_desired_B: bool.
-        divergence: of the model from the reference, shape (), not less than 0, without a gradient.
+        divergence: divergence of the model from the reference, shape (), at least 0, without a gradient.
 
     Source: Ethayarajh et al. 2024, arXiv:2402.01306, equation 8.
     """
@@ -113,7 +112,7 @@ def kto_losses(
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """Returns log(1 - exp(x)) for x <= 0, without losing small numbers; for 0 it is finite, too.
+    """Returns log(1 - exp(x)) for x <= 0, accurate near 0 and for large negative x; finite at 0.
 
     Source: Maechler 2012, "Accurately computing log(1 - exp(-|a|))".
     """

@@ -30,15 +30,15 @@ NllOn = Literal["answer", "all"]
 
 
 class Preferences:
-    """Has a language model learn from preferences: it owns the forward pass, and returns the loss.
+    """Trains a language model on preferences: replaces the forward pass and returns the loss.
 
     Args:
         loss: dpo, ipo, kto, orpo, simpo or cpo.
         options: the loss's numbers.
-        reference: what the model is compared with; None where the loss needs none.
-        nll_on: whether the chosen answer's own loss is over its tokens, or those of its prompt, too.
-        desired_weight: KTO's weight of the losses of desired answers.
-        undesired_weight: KTO's weight of the losses of the other answers.
+        reference: reference model; None for losses without a reference.
+        nll_on: whether the chosen answer's language modeling loss covers the answer, or its prompt too.
+        desired_weight: weight of desired answers in the KTO loss.
+        undesired_weight: weight of undesired answers in the KTO loss.
 
     Raises:
         ValueError: a weight is negative or not finite.
@@ -81,25 +81,25 @@ class Preferences:
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
-        """Computes the numbers that depend on the whole batch, all its parts and ranks."""
+        """Computes the counts and the divergence that need the whole batch, over all microbatches and ranks."""
         batch = state.batch
-        parts = [*batch] if isinstance(batch, Microbatches) else [batch]
+        microbatches = [*batch] if isinstance(batch, Microbatches) else [batch]
         if self._options.nll_weight:
             counts = torch.zeros(2, device=state.device, dtype=torch.float64)
-            for part in parts:
-                labels = self._nll_labels(part)[:, 1:]
+            for microbatch in microbatches:
+                labels = self._nll_labels(microbatch)[:, 1:]
                 counts += torch.stack([labels.new_full((), len(labels)), (labels != IGNORED).sum()])
             _add_over_ranks(counts)
             self._rows_per_label = (counts[0] / counts[1].clamp(min=1)).float()
         if self.loss_name == "kto":
             if not isinstance(batch, Microbatches) and state.microbatch_size is not None:
-                parts = split(batch, state.microbatch_size)
-            is_desired = torch.cat([part["is_desired"] for part in parts])
+                microbatches = split(batch, state.microbatch_size)
+            is_desired = torch.cat([microbatch["is_desired"] for microbatch in microbatches])
             counts = torch.stack([is_desired.sum(), (~is_desired).sum()])
             _add_over_ranks(counts)
             self._rows_per_kind = counts.sum() / counts.clamp(min=1)
             diverge = state.precision.under_autocast(self._divergence_of)
-            self._divergence = diverge(state, parts)
+            self._divergence = diverge(state, microbatches)
 
     @hookimpl
     def forward(self, state: State) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Preferences:
             log_probs, is_counted = token_log_probs(logits_BKTV[:, 0], labels)
             nll = -log_probs.sum()
             if state.eval_name is None and self._rows_per_label is not None:
-                # So that the sum over microbatches is the mean over the labels of the whole batch.
+                # Makes the sum over microbatches the mean over all labels of the batch.
                 nll = nll / len(labels) * self._rows_per_label
             else:
                 nll = nll / is_counted.sum().clamp(min=1)
@@ -136,7 +136,7 @@ class Preferences:
         assert self._reference is not None
         divergence = self._divergence
         if state.microbatch is None or divergence is None:
-            divergence = self._divergence_of(state, [batch], alone=True)
+            divergence = self._divergence_of(state, [batch], is_local=True)
         ratios = sums_of(state.active_model, state.model, _documents(batch, 0))[:, 0]
         ratios = ratios - self._reference_of(state, batch)[:, 0]
         is_desired = batch["is_desired"]
@@ -147,7 +147,7 @@ class Preferences:
             total = (rewards * is_of_kind).sum()
             if state.microbatch is None or self._rows_per_kind is None:
                 mean = total / is_of_kind.sum().clamp(min=1)
-            else:  # so that the mean over microbatches is that over the whole batch's of the kind
+            else:  # makes the mean over microbatches the mean over all answers of this kind
                 mean = total / len(is_of_kind) * self._rows_per_kind[idx]
             state.log(f"rewards/{name}", mean, "mean")
         beta = self._options.beta
@@ -155,24 +155,24 @@ class Preferences:
 
     @torch.no_grad()
     def _divergence_of(
-        self, state: State, parts: list[Mapping[str, Tensor]], *, alone: bool = False
+        self, state: State, microbatches: list[Mapping[str, Tensor]], *, is_local: bool = False
     ) -> Tensor:
-        """Returns how far answers to other prompts are from the reference, on average, at least 0.
+        """Returns the mean log-ratio of mismatched answers to the reference, at least 0, shape ().
 
         Args:
-            alone: without the sums of the other ranks.
+            is_local: whether to leave out the other ranks.
         """
         sums = torch.zeros(2, device=state.device, dtype=torch.float64)
-        num_passes = len(parts)
-        if not alone and state.world_size > 1:  # a sharded model needs all ranks for each pass
+        num_passes = len(microbatches)
+        if not is_local and state.world_size > 1:  # a sharded model needs all ranks for each pass
             num_passes = max(state.all_gather(num_passes))
         for idx in range(num_passes):
-            batch = parts[min(idx, len(parts) - 1)]
+            batch = microbatches[min(idx, len(microbatches) - 1)]
             model = sums_of(state.model, state.model, _documents(batch, 1))[:, 0]
             ratios = model - self._reference_of(state, batch)[:, 1]
-            if idx < len(parts):
+            if idx < len(microbatches):
                 sums += torch.stack([ratios.sum(), ratios.new_full((), len(ratios))])
-        if not alone:
+        if not is_local:
             _add_over_ranks(sums)
         return (sums[0] / sums[1]).clamp(min=0).float()
 
@@ -181,7 +181,7 @@ class Preferences:
         return self._reference.log_probs(state, batch)
 
     def _nll_labels(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns the labels of chosen answers, shape (B, T), with those of prompts if wanted."""
+        """Returns the labels for the language modeling loss of chosen answers, shape (B, T)."""
         if self._nll_on == "answer":
             return batch["labels"][:, 0]
         is_padding = batch["document_ids"][:, 0] < 0
@@ -189,7 +189,7 @@ class Preferences:
 
 
 def _documents(batch: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
-    """Returns one of the documents of each row, K = 1."""
+    """Returns a single document of each row, K = 1."""
     return {name: batch[name][:, number : number + 1] for name in DOCUMENTS}
 
 
@@ -206,6 +206,6 @@ def _log_rewards(state: State, rewards_BK: Tensor) -> None:
 
 
 def _add_over_ranks(sums: Tensor) -> None:
-    """Adds up the numbers of all ranks, on the device; no rank waits on its host."""
+    """Adds up the numbers of all ranks on the device, so that no rank waits on its host."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(sums)

@@ -17,17 +17,17 @@ MASK = "attention_mask"
 
 @dataclass
 class Rollouts:
-    """Completions of prompts, those of a prompt one after the other.
+    """Completions of prompts; the completions of the same prompt are adjacent.
 
     Args:
         prompt_ids, prompt_mask: shape (N, P), padded on the left.
         completion_ids: shape (N, T), padded on the right.
         completion_mask: shape (N, T), float: 1 where a token belongs to the completion.
-        columns: further entries of the batch, the answer to each prompt say, once for each completion.
-        prompts, completions: as texts.
-        is_ended: shape (N,), bool: whether a completion has ended by itself.
-        logps: shape (N, T), float: of the policy that has drawn the tokens, if what generates knows
-            them; None for those that the model computes.
+        columns: further entries of the batch, such as reference answers, repeated for each completion.
+        prompts, completions: the decoded texts.
+        is_ended: shape (N,), bool: whether a completion ended with an end-of-sequence token.
+        logps: shape (N, T), float: log-probabilities under the policy that drew the tokens; None if the
+            rollout doesn't report them, then the model computes them.
     """
 
     prompt_ids: Tensor
@@ -53,14 +53,14 @@ class Rollouts:
 
 
 def prompts_of(batch: Any, num_generations: int) -> Rollouts:
-    """Returns the prompts of a batch, each as often as there are completions of it, and none of these.
+    """Returns the prompts of a batch, each repeated once per completion, without completions.
 
     Args:
-        batch: a mapping with `input_ids` (B, P), and `attention_mask` where they are padded, on the left.
-            Its other entries of B rows are columns.
+        batch: a mapping with `input_ids` (B, P), and `attention_mask` if prompts are padded, on the left.
+            Other entries with B rows become columns.
 
     Raises:
-        ValueError: it has no prompts.
+        ValueError: the batch has no prompts.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get(IDS), Tensor):
         kind = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
@@ -96,7 +96,7 @@ def _has_rows(value: Any, num: int) -> bool:
 
 
 def texts_of(tokens: Tensor, mask: Tensor, tokenizer: Any) -> list[str]:
-    """Returns sequences as texts; without a tokenizer as the numbers of their tokens."""
+    """Decodes sequences; without a tokenizer returns the token ids as text."""
     rows = [
         [token for token, is_real in zip(ids, real, strict=True) if is_real]
         for ids, real in zip(tokens.tolist(), mask.tolist(), strict=True)
@@ -108,5 +108,5 @@ def texts_of(tokens: Tensor, mask: Tensor, tokenizer: Any) -> list[str]:
 
 
 def minibatch(rows: Mapping[str, Tensor], chosen: Tensor) -> dict[str, Tensor]:
-    """Returns some of the completions, of each entry."""
+    """Returns the chosen rows of every tensor."""
     return {name: tensor[chosen] for name, tensor in rows.items()}

@@ -1,4 +1,4 @@
-"""Completions by transformers' `generate`, whose draws depend on each sequence alone; free of hooks."""
+"""Completions by transformers' `generate`, with a random generator for each sequence; free of hooks."""
 
 # N = completion, P = position of a prompt, T = position of a completion, V = token of the vocabulary
 
@@ -23,10 +23,10 @@ class Sampling:
     """How completions are drawn.
 
     Args:
-        max_tokens: of a completion, at most.
-        temperature: logits are divided by it.
-        top_k: so many tokens can be drawn; None for all.
-        top_p: tokens that hold this share of the probability can be drawn.
+        max_tokens: maximum number of tokens in a completion.
+        temperature: divides the logits.
+        top_k: number of most probable tokens to draw from; None for all.
+        top_p: smallest probability mass of tokens to draw from.
     """
 
     max_tokens: int
@@ -38,11 +38,12 @@ class Sampling:
 def seeds_of(
     seed: int, batch: int, num_prompts: int, size: int, rank: int, ranks: int
 ) -> list[int]:
-    """Returns a seed for each completion, by the run, the batch, the prompt's place and its number.
+    """Returns a seed for each completion, the same for any number of ranks.
 
     Args:
-        num_prompts: of this rank; its prompt `idx` is number `idx * ranks + rank` of the batch.
-        size: completions of a prompt.
+        num_prompts: number of prompts on this rank; its prompt `idx` is prompt
+            `idx * ranks + rank` of the batch.
+        size: number of completions of a prompt.
     """
     return [
         _seed(seed, batch, idx * ranks + rank, number)
@@ -59,19 +60,19 @@ def generated(
     sampling: Sampling,
     **options: Any,
 ) -> Tensor:
-    """Returns completions of prompts, each drawn from a generator of its own.
+    """Returns completions of prompts, each drawn from its own random generator.
 
-    So a completion depends on its prompt, its seed and the weights, not on what else is generated at
-    the same time, nor on which rank. Draws from no other generator.
+    A completion depends on its prompt, its seed and the weights only, not on the other prompts of the
+    batch or on the rank. Global random generators don't advance.
 
     Args:
-        model: of transformers, with `generate`, in evaluation mode.
+        model: a model of transformers, with `generate`, in evaluation mode.
         prompts_NP, mask_NP: padded on the left.
-        seeds: one for each prompt.
+        seeds: a seed for each prompt.
         options: further arguments of `generate`.
 
     Returns:
-        Tokens, shape (N, T); what follows the end of a completion is padding.
+        Tokens, shape (N, T), padded after the end of each completion.
     """
     from transformers import (
         LogitsProcessorList,
@@ -93,7 +94,7 @@ def generated(
         tokens: Tensor = untyped.generate(
             input_ids=prompts_NP,
             attention_mask=mask_NP,
-            # The highest of logits with Gumbel noise is a draw from their softmax.
+            # Greedy search over logits with Gumbel noise draws from their softmax.
             do_sample=False,
             num_beams=1,
             max_new_tokens=sampling.max_tokens,
@@ -105,33 +106,33 @@ def generated(
 
 @contextmanager
 def _ends_alone(model: Any) -> Iterator[None]:
-    """Leaves a model's own generation configuration its end tokens: penalties would change the draws.
+    """Reduces a model's generation configuration to its end tokens: penalties would change the draws.
 
-    `generate` takes from it whatever it isn't given (transformers 5.23).
+    `generate` reads every option that it isn't given from the configuration (transformers 5.23).
     """
     from transformers import GenerationConfig
 
-    # Of a model of peft's, `generate` reads the wrapper's configuration, too.
-    configs = {part: part.generation_config for part in (model, base_of(model))}
-    for part, config in configs.items():
-        part.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
+    # For a model of peft, `generate` also reads the wrapper's configuration.
+    configs = {module: module.generation_config for module in (model, base_of(model))}
+    for module, config in configs.items():
+        module.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
     try:
         yield
     finally:
-        for part, config in configs.items():
-            part.generation_config = config
+        for module, config in configs.items():
+            module.generation_config = config
 
 
 def completed(
     model: nn.Module, prompts: Rollouts, seeds: Sequence[int], sampling: Sampling
 ) -> Rollouts:
-    """Returns prompts with completions, which end at the model's end-of-sequence tokens."""
+    """Adds completions to prompts; they end at the model's end-of-sequence tokens."""
     untyped: Any = model
     config = untyped.generation_config
     ends = end_tokens(config)
     candidates = [token for token in (config.pad_token_id, *ends) if token is not None]
     padding = candidates[0] if candidates else 0
-    # Slices of a sharded model are gathered in each pass, which all ranks make.
+    # Every forward pass of a sharded model gathers weights, so all ranks must make the same number.
     is_sharded = any(sharded(param) is not None for param in model.parameters())
     tokens = generated(
         model, prompts.prompt_ids, prompts.prompt_mask, seeds, sampling,
@@ -155,11 +156,11 @@ def end_tokens(config: Any) -> list[int]:
 
 
 class _Draws:
-    """Adds Gumbel noise to logits: that of each sequence from a generator of its own.
+    """Adds Gumbel noise to logits, with a separate random generator for each sequence.
 
     Args:
-        seeds: one for each sequence.
-        device: of the logits.
+        seeds: a seed for each sequence.
+        device: device of the logits.
     """
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
@@ -177,17 +178,17 @@ class _Draws:
 
 
 def completion_mask(tokens_NT: Tensor, ends: Sequence[int]) -> Tensor:
-    """Returns 1 for the tokens up to the first end, with it, and 0 after it; float.
+    """Returns 1 for the tokens up to and including the first end token, 0 after it; float.
 
     Args:
-        ends: the tokens that end a completion.
+        ends: end-of-sequence tokens.
     """
     is_end_NT = torch.isin(tokens_NT, torch.tensor([*ends], device=tokens_NT.device))
     return (is_end_NT.cumsum(1) - is_end_NT.int() == 0).float()
 
 
 def logits_of(model: nn.Module, inputs: Mapping[str, Any], num_last: int) -> Tensor:
-    """Returns the logits of the last tokens, each from the tokens before it.
+    """Returns the logits of the last tokens, each predicted from the preceding tokens.
 
     Args:
         inputs: arguments of the model: prompts, padded on the left, with completions.
@@ -207,13 +208,13 @@ def token_logps(logits_NTV: Tensor, tokens_NT: Tensor, temperature: float = 1.0)
     """Returns the log-probability of each token, float32, shape (N, T).
 
     Args:
-        temperature: logits are divided by it, as when the tokens were drawn.
+        temperature: divides the logits; use the temperature that the tokens were drawn with.
     """
     scaled = logits_NTV.float() / temperature
     chosen = scaled.gather(-1, tokens_NT[..., None])[..., 0]
     return chosen - scaled.logsumexp(-1)
 
 
-def _seed(*parts: int) -> int:
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+def _seed(*numbers: int) -> int:
+    digest = hashlib.sha256("/".join(map(str, numbers)).encode()).digest()
     return int.from_bytes(digest[:7], "big")

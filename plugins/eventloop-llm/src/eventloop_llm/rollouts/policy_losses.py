@@ -14,17 +14,17 @@ LossKind = Literal["grpo", "dapo", "dr_grpo"]
 LOSSES: tuple[LossKind, ...] = ("grpo", "dapo", "dr_grpo")
 Scale = Literal["group", "batch", "none"]
 SCALES: tuple[Scale, ...] = ("group", "batch", "none")
-# So that rewards of a group that are nearly equal don't give huge advantages.
+# Keeps advantages small in a group whose rewards are nearly equal.
 _EPSILON = 1e-4
 
 
 def advantages_of(rewards_N: Tensor, group_size: int, std: Tensor | None = None) -> Tensor:
-    """Returns by how much each completion is better than the mean of its group.
+    """Returns how much better each completion is than the mean of its group, in standard deviations.
 
     Args:
-        rewards_N: float32, the completions of a prompt one after the other.
-        group_size: completions of a prompt.
-        std: what differences are divided by; None for the standard deviation of each group.
+        rewards_N: float32; the completions of a prompt are adjacent.
+        group_size: number of completions of a prompt.
+        std: divisor of the differences; None for the standard deviation of each group.
 
     Returns:
         Shape (N,).
@@ -49,12 +49,12 @@ def centred(rewards_N: Tensor, group_size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """A loss, and the numbers to log beside it.
+    """A loss, and the numbers to log with it.
 
     Args:
         loss: shape ().
-        clipped_frac: share of the tokens whose ratio was clipped.
-        kl: mean over the tokens of the divergence from the reference; None without one.
+        clipped_frac: share of tokens with a clipped ratio.
+        kl: mean divergence from the reference over all tokens; None without a reference.
     """
 
     loss: Tensor
@@ -76,22 +76,21 @@ def policy_loss(
     reference_logps_NT: Tensor | None = None,
     max_tokens: int = 1,
 ) -> PolicyTerms:
-    """Returns the clipped loss of completions, a mean over the tokens or completions that `weight_of` counts.
+    """Returns the clipped loss of completions, averaged over the tokens or completions of `weight_of`.
 
     Args:
-        logps_NT: of the policy that is trained.
-        old_logps_NT: of the policy that has drawn the tokens, without gradient.
-        mask_NT: 1 where a token counts, float.
-        kind: "grpo": a mean over completions of the mean over their tokens; "dapo": a mean over
-            tokens; "dr_grpo": a mean over completions of the sum over their tokens, divided by
-            `max_tokens`.
-        epsilon, epsilon_high: ratios are clipped to [1 - epsilon, 1 + epsilon_high]; one for both
-            unless the second is given.
+        logps_NT: log-probabilities under the policy that is trained.
+        old_logps_NT: log-probabilities under the policy that drew the tokens, without gradients.
+        mask_NT: float, 1 for tokens that contribute to the loss.
+        kind: "grpo": mean over completions of the mean over their tokens; "dapo": mean over tokens;
+            "dr_grpo": mean over completions of the sum over their tokens, divided by `max_tokens`.
+        epsilon, epsilon_high: ratios are clipped to [1 - epsilon, 1 + epsilon_high]; `epsilon_high`
+            defaults to `epsilon`.
         beta: weight of the divergence from the reference.
-        unbiased_kl: whether the divergence is multiplied by the ratio, which makes its gradient that of
-            the divergence under the policy, DeepSeek-AI 2025, arXiv:2512.02556.
-        reference_logps_NT: of the reference.
-        max_tokens: the length to which completions may be generated.
+        unbiased_kl: whether the divergence is multiplied by the ratio, which makes its gradient the
+            gradient of the divergence under the policy, DeepSeek-AI 2025, arXiv:2512.02556.
+        reference_logps_NT: log-probabilities under the reference.
+        max_tokens: maximum number of tokens in a completion.
 
     Source: Shao et al. 2024, arXiv:2402.03300; Yu et al. 2025, "DAPO", arXiv:2503.14476; Liu et al.
     2025, arXiv:2503.20783.
@@ -122,5 +121,5 @@ def policy_loss(
 
 
 def weight_of(mask_NT: Tensor, kind: LossKind) -> Tensor | int:
-    """Returns the number of tokens or completions that a loss is a mean over."""
+    """Returns the number of tokens or completions over which a loss is averaged."""
     return mask_NT.sum() if kind == "dapo" else len(mask_NT)

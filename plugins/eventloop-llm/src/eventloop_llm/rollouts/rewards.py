@@ -21,29 +21,33 @@ from eventloop_llm.rollouts.policy_losses import Scale, advantages_of, centred
 
 
 def named_reward(reward: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """Returns the function that a label names; a function or None is returned unchanged.
+    """Imports the function named by module:function or ./file.py:function; returns functions and None unchanged.
 
     Raises:
-        ValueError: the label names none.
+        ValueError: there is no such function.
     """
     if not isinstance(reward, str):
         if reward is not None and not callable(reward):
             raise ValueError(f"reward={reward!r} is neither a name nor a function")
         return reward
-    place, _, name = reward.rpartition(":")
-    if not place or not name.isidentifier():
+    module_or_file, _, name = reward.rpartition(":")
+    if not module_or_file or not name.isidentifier():
         raise ValueError(
             f"reward={reward!r} names no function; write module:function or ./file.py:function"
         )
-    module = _module_at(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    module = (
+        _module_at(Path(module_or_file))
+        if module_or_file.endswith(".py")
+        else importlib.import_module(module_or_file)
+    )
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{place} has no function {name!r}")
+        raise ValueError(f"{module_or_file} has no function {name!r}")
     return function
 
 
 def _module_at(path: Path) -> ModuleType:
-    """Imports a file; its folder is the last place where its own imports are looked for."""
+    """Imports a file; appends its folder to `sys.path` for imports of neighbouring files."""
     path = path.absolute()
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -51,14 +55,14 @@ def _module_at(path: Path) -> ModuleType:
 
 
 def summed(rewards: Sequence[Any], size: int, device: torch.device) -> Tensor:
-    """Returns the sum of several rewards of each completion, float32.
+    """Returns the sum of the rewards of each completion, float32.
 
     Raises:
-        PluginError: there is none, or not one for each completion.
+        PluginError: there are no rewards, or not as many as completions.
     """
     if not rewards:
         raise PluginError(
-            "grpo: nothing judges the completions",
+            "grpo: no reward function judges the completions",
             fix=as_option("grpo", reward="./file.py:function")
             + ", or install a plugin with `reward`",
         )
@@ -75,17 +79,21 @@ def summed(rewards: Sequence[Any], size: int, device: torch.device) -> Tensor:
 def scaled(
     rewards_N: Tensor, group_size: int, scale: Scale, all_gather: Callable[[Any], list[Any]]
 ) -> Tensor:
-    """Returns the advantage of each completion; with "batch" collective."""
+    """Returns the advantage of each completion; collective with "batch"."""
     if scale == "none":
         return centred(rewards_N, group_size)
     if scale == "group":
         return advantages_of(rewards_N, group_size)
-    whole = [value for part in all_gather(rewards_N.tolist()) for value in part]
-    return advantages_of(rewards_N, group_size, torch.tensor(whole).std().to(rewards_N.device))
+    all_rewards = [
+        value for rank_rewards in all_gather(rewards_N.tolist()) for value in rank_rewards
+    ]
+    return advantages_of(
+        rewards_N, group_size, torch.tensor(all_rewards).std().to(rewards_N.device)
+    )
 
 
 def rows_of(rollouts: Rollouts, advantages_N: Tensor, *, mask_truncated: bool) -> dict[str, Tensor]:
-    """Returns the tensors of an update, with a row for each completion."""
+    """Returns the tensors for an update, a row for each completion."""
     mask = rollouts.completion_mask
     attended = [rollouts.prompt_mask, mask.to(rollouts.prompt_mask.dtype)]
     if mask_truncated and rollouts.is_ended is not None:

@@ -1,4 +1,4 @@
-"""The hooks that a method that learns from rollouts declares."""
+"""The hooks of methods that learn from rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RolloutHooks:
-    """The hooks by which other packages generate and judge completions."""
+    """Hooks through which other packages generate completions and reward them."""
 
     @hookspec(per="batch", firstresult=True)
     def rollout(  # type: ignore[empty-body]
@@ -24,20 +24,20 @@ class RolloutHooks:
         """Returns the prompts with a completion of each.
 
         Called: once a batch, before its updates, in evaluation mode and without gradients; on every
-        rank, with the rank's own prompts. By default the model generates by transformers.
-        State: `batch`, the prompts as the data loader gave them.
-        Must: depend on the model, the prompts and the seeds alone, so that a run that is killed
-        generates the same again.
-        May: return tensors of the host, as an engine has them.
+        rank, with the rank's own prompts. By default the model generates with transformers.
+        State: `batch`, the prompts as the data loader returned them.
+        Must: depend only on the model, the prompts and the seeds, so that a run that is killed and
+        resumed generates the same completions.
+        May: return tensors on the host, as inference engines do.
 
         Args:
-            prompts: each as often as there are completions of it, without completions.
-            seeds: one for each completion, the same whatever the number of ranks.
+            prompts: each repeated once per completion, without completions.
+            seeds: a seed for each completion, independent of the number of ranks.
         """
 
     @hookspec(per="batch", collection=True)
     def reward(self, state: State, rollouts: Rollouts) -> Tensor | Sequence[float] | None:
-        """Returns how good each completion is, N numbers, or None; the rewards are added up.
+        """Returns a reward for each completion, N numbers, or None; rewards of all plugins are added up.
 
         Called: once a batch, after `rollout`, on every rank with the rank's completions.
         """

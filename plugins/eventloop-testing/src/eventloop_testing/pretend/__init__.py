@@ -1,7 +1,7 @@
-"""A device on which every test can run, and which is stricter than a GPU: `pretend_device()`.
+"""A simulated accelerator for tests, stricter than a GPU: `pretend_device()`.
 
-It computes on the host, at once, and gives the host's bits. What a GPU would do later, it does as
-late as the rules allow; what would be a race there raises `RaceError` here.
+It computes on the host, immediately, with bit-identical results. Work that a GPU may do later, it does
+as late as the rules allow; an access that would be a race on a GPU raises `RaceError`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Autocast on the pretend device, by the rules that torch recommends to devices outside of it.
+"""Autocast on the pretend device, by the rules that torch recommends to out-of-tree devices.
 
-They are the macros of ATen/autocast_mode.h (torch 2.13), by which CUDA goes, too.
+They are the macros of ATen/autocast_mode.h (torch 2.13), which CUDA uses, too.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ FLOAT32 = _names("""acos asin cosh erfinv exp expm1 log log10 log2 log1p recipro
     logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
     upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d norm.Scalar norm.ScalarOpt_dim
     """)
-# Computed in float32 unless they are given a type.
+# Computed in float32 unless called with a dtype.
 FLOAT32_UNLESS_GIVEN = _names("""prod prod.dim_int softmax.int log_softmax.int cumprod cumsum
     linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""")
-# Computed in the widest type that they are given.
+# Computed in the widest dtype among the arguments.
 WIDEST = _names("""addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
     scatter_add cat stack""")
 
 
 def implement() -> None:
-    """Registers the rules; what has none passes by."""
+    """Registers the rules; operators without a rule skip autocast."""
     private.implement_the_rest(torch.library.fallthrough_kernel, private.AUTOCAST_KEY)
     for names, kernel in (
         (LOWER, _lower),
@@ -79,23 +79,23 @@ def _float32(operator: Any) -> Callable[..., Any]:
 
 
 def _float32_unless_given(operator: Any) -> Callable[..., Any]:
-    names = [one.name for one in private.schema_of(operator).arguments]
+    names = [argument.name for argument in private.schema_of(operator).arguments]
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if args[0].dtype in DTYPES and given.get("dtype") is None:
-            given["dtype"] = torch.float32
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if args[0].dtype in DTYPES and arguments.get("dtype") is None:
+            arguments["dtype"] = torch.float32
         with private.without_autocast():
-            return operator(**given)
+            return operator(**arguments)
 
     return compute
 
 
 def _widest(operator: Any) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
-        found = {one.dtype for one in _tensors((args, kwargs)) if one.is_floating_point()}
+        dtypes = {tensor.dtype for tensor in _tensors((args, kwargs)) if tensor.is_floating_point()}
         with private.without_autocast():
-            if len(found) > 1 and torch.float64 not in found:
+            if len(dtypes) > 1 and torch.float64 not in dtypes:
                 args = _cast(args, torch.float32)
                 kwargs = _cast(kwargs, torch.float32)
             return operator(*args, **kwargs)
@@ -116,7 +116,7 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors(one)]
+        return [tensor for nested in value for tensor in _tensors(nested)]
     return []
 
 
@@ -125,7 +125,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         is_eligible = value.device.type == private.NAME and value.is_floating_point()
         return value.to(dtype) if is_eligible and value.dtype is not torch.float64 else value
     if isinstance(value, dict):
-        return {name: _cast(one, dtype) for name, one in value.items()}
+        return {name: _cast(nested, dtype) for name, nested in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_cast(one, dtype) for one in value])
+        return type(value)([_cast(nested, dtype) for nested in value])
     return value

@@ -30,9 +30,9 @@ class CopyFromHost(NamedTuple):
     values: Tensor
 
     def check(self) -> None:
-        """Raises RaceError if the source isn't what it was when the copy was queued."""
+        """Raises RaceError if the source has changed since the copy was queued."""
         if not _is_same(self.source, self.values):
-            _from_host[:] = [one for one in _from_host if one is not self]
+            _from_host[:] = [copy for copy in _from_host if copy is not self]
             fail(
                 RaceError(
                     "a pinned buffer was written while a non-blocking copy of it to the device was "
@@ -47,14 +47,14 @@ _from_host: list[CopyFromHost] = []
 
 
 def queue_to_host(target: Tensor, values: Tensor) -> None:
-    """Queues a copy on the current line; until the host waits for it the target holds nonsense."""
+    """Queues a copy on the current line; until the host waits for it, the target holds invalid values."""
     line = lines.current()
     _to_host.append(CopyToHost(line.number, line.advance(), target, values.clone()))
     _spoil(target, values)
 
 
 def queue_from_host(source: Tensor) -> CopyFromHost:
-    """Notes that the current line reads a pinned tensor, which mustn't change until it has."""
+    """Queues a read of a pinned tensor on the current line; the tensor mustn't change until it is done."""
     line = lines.current()
     copy = CopyFromHost(line.number, line.advance(), source, source.clone())
     _from_host.append(copy)
@@ -70,21 +70,21 @@ def settle() -> None:
 
 
 def forget() -> None:
-    """Drops copies that are under way, as where a test ends."""
+    """Drops pending copies, at the end of a test."""
     _to_host.clear()
     _from_host.clear()
 
 
 def _taken(copies: list[Any]) -> list[Any]:
-    """Takes those that the host has waited for out of a list."""
-    done = [one for one in copies if lines.is_done(one.number, one.position)]
-    copies[:] = [one for one in copies if not lines.is_done(one.number, one.position)]
-    return done
+    """Removes the copies that the host has waited for from a list, and returns them."""
+    completed = [copy for copy in copies if lines.is_done(copy.number, copy.position)]
+    copies[:] = [copy for copy in copies if not lines.is_done(copy.number, copy.position)]
+    return completed
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def _is_same(tensor: Tensor, other_tensor: Tensor) -> bool:
     """Whether two tensors have the same bytes: NaN equals itself."""
-    return torch.equal(_bytes(one), _bytes(other))
+    return torch.equal(_bytes(tensor), _bytes(other_tensor))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _spoil(tensor: Tensor, values: Tensor) -> None:
-    """Fills a tensor with what makes a result wrong that reads it: NaN, or what `values` aren't."""
+    """Fills a tensor with values that make any result computed from it wrong: NaN, or other than `values`."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(float("nan"))
     elif tensor.dtype is torch.bool:

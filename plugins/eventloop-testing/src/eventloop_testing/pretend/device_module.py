@@ -1,4 +1,4 @@
-"""What is `torch.pretend`: the functions that `torch.cuda` and other devices have."""
+"""The module `torch.pretend`: the functions that `torch.cuda` and other devices provide."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eventloop_testing.pretend.waits import waited
 __all__ = ["Event", "Stream", "get_rng_state", "manual_seed", "set_rng_state"]
 
 is_switched_on = False  # by `pretend_device`
-_initialized = True  # or torch.utils.checkpoint doesn't repeat what was drawn (torch 2.13)
+_initialized = True  # required by torch.utils.checkpoint to restore random states (torch 2.13)
 
 
 def is_available() -> bool:
@@ -35,7 +35,7 @@ def init() -> None:
 
 
 def device_count() -> int:
-    """Returns 1 for each rank on this machine: torch's guard for devices in Python knows one."""
+    """Returns the number of ranks on this machine: torch allows Python devices only one device a process."""
     return private.num_devices() if is_switched_on else 0
 
 
@@ -45,38 +45,38 @@ def current_device() -> int:
 
 
 def set_device(device: Any) -> None:
-    """Chooses the device; a process uses one."""
+    """Selects the device of this process, which can't change."""
     private.select(device)
 
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Chooses the device; a process uses one."""
-    before = private.index
+    """Selects the device of this process, which can't change."""
+    previous_index = private.index
     set_device(device)
     try:
         yield
     finally:
-        private.index = before
+        private.index = previous_index
 
 
 def get_device_name(device: Any = None) -> str:
-    """Returns what to print."""
+    """Returns a name to print."""
     return "pretend accelerator of eventloop-testing"
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Returns a version, as GPUs have one."""
+    """Returns a version, for code that expects the version of a GPU."""
     return (0, 0)
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Returns False: the host emulates it. So `precision="auto"` is float32, with the host's bits."""
+    """Returns False: the host only emulates it. `precision="auto"` is float32, with the host's bits."""
     return False
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Returns what autocast computes in."""
+    """Returns the dtypes that autocast supports."""
     return autocast.DTYPES
 
 
@@ -90,7 +90,7 @@ def manual_seed_all(seed: int) -> None:
 
 
 def initial_seed() -> int:
-    """Returns what the device's own generator was seeded with."""
+    """Returns the seed of the device's generator."""
     return generators.default().initial_seed()
 
 
@@ -100,7 +100,7 @@ def get_rng_state_all() -> list[Tensor]:
 
 
 def set_rng_state_all(new_states: list[Tensor]) -> None:
-    """Puts the device's own generator into a state."""
+    """Sets the state of the device's generator."""
     set_rng_state(new_states[0])
 
 
@@ -110,22 +110,22 @@ def current_stream(device: Any = None) -> Stream:
 
 
 def default_stream(device: Any = None) -> Stream:
-    """Returns the stream that is the current one unless another is chosen."""
+    """Returns the stream that is current by default."""
     return stream_of(lines.DEFAULT)
 
 
 def set_stream(stream: Stream) -> None:
-    """Has this thread queue its work on a stream from now on."""
+    """Makes a stream the current stream of this thread."""
     lines.set_current(stream.line)
 
 
 def stream(stream: Stream | None) -> AbstractContextManager[Any]:
-    """Has this thread queue its work on a stream inside its `with`."""
+    """Makes a stream the current stream of this thread, as a context manager."""
     return lines.on(lines.current() if stream is None else stream.line)
 
 
 def synchronize(device: Any = None) -> None:
-    """Has the host wait for everything."""
+    """Waits on the host until all queued work has finished."""
     waited("synchronize")
     lines.host_waits()
 
@@ -136,22 +136,22 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Returns the most bytes that tensors held."""
+    """Returns the maximum number of bytes that tensors held."""
     return memory.COUNTS.peak
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Returns how many bytes are taken from the device: there is no cache."""
+    """Returns the number of allocated bytes: there is no cache to reserve more."""
     return memory.COUNTS.allocated
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Returns the most bytes that were taken from the device."""
+    """Returns the maximum number of allocated bytes."""
     return memory.COUNTS.peak
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Returns the counts, with the names that devices of torch have for them."""
+    """Returns the counts, under torch's names for them."""
     counts = memory.COUNTS
     return {
         "allocated_bytes.all.current": counts.allocated,
@@ -165,20 +165,20 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Has the peak be what is allocated now."""
+    """Resets the peak to the current allocation."""
     memory.COUNTS.peak = memory.COUNTS.allocated
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Has allocations be counted from 0."""
+    """Resets the counts of allocations to 0."""
     memory.COUNTS.num_allocations = memory.COUNTS.num_failed = 0
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Returns the free bytes and all of them."""
+    """Returns the number of free bytes and of all bytes."""
     return memory.COUNTS.limit - memory.COUNTS.allocated, memory.COUNTS.limit
 
 
 def empty_cache() -> None:
-    """Has no allocation take memory that was freed before: there is no other cache."""
+    """Prevents later allocations from reusing freed memory: there is no other cache."""
     memory.forget_freed()

@@ -1,15 +1,15 @@
-"""What the pretend device raises where a GPU would compute something else, or crash."""
+"""Errors that the pretend device raises where a GPU would return wrong results, or crash."""
 
 from __future__ import annotations
 
 
 class PretendError(RuntimeError):
-    """Something that a GPU doesn't do, or doesn't do reliably."""
+    """An operation that fails or isn't reliable on a GPU."""
 
 
 class RaceError(PretendError):
-    """Two accesses to one piece of memory whose order nothing guarantees."""
+    """Two unordered accesses to the same memory."""
 
 
 class MixedDevicesError(PretendError):
-    """An operation mixes tensors of the host and of the device."""
+    """An operation mixes tensors on the host and on the device."""

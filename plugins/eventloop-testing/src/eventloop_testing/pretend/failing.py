@@ -1,8 +1,8 @@
-"""Raises what goes wrong on the pretend device, at once or when a backward pass is over.
+"""Raises errors of the pretend device: immediately, or at the end of a backward pass.
 
-An error that an operator of Python raises amid a backward pass is lost on its way through the engine,
-or aborts the process (torch 2.13). So it is raised at the end of the pass, which goes on: memory is there
-in truth, and a race has no effect.
+An error that a Python operator raises during a backward pass is lost in the autograd engine, or aborts
+the process (torch 2.13). So it is raised at the end of the pass, which can continue until then: the
+memory exists on the host, and a race has no effect there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _waiting: list[Exception] = []
 
 
 def fail(error: Exception) -> None:
-    """Raises an error, or keeps the first one of a backward pass for its end."""
+    """Raises an error, or keeps the first error of a backward pass until its end."""
     if not private.is_in_backward():
         raise error
     _waiting.append(error)
 
 
 def raising_at_end(run_backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps torch's backward pass; what went wrong in it is raised at its end."""
+    """Wraps torch's backward pass to raise its first error at its end."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""What torch makes of several kernels on a device outside of it, where a GPU, as the CPU, has one.
+"""Operators that torch would split into several kernels on an out-of-tree device.
 
-Recurrent networks and attention are computed, and differentiated, by the host's own operator: what is one call of
-cuDNN's, or one flash attention, is one operation here, too, and has the CPU's bits.
+Recurrent networks and attention are computed and differentiated by the host's own operators: a single
+cuDNN call or flash attention on a GPU is a single operation here, too, with the CPU's bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eventloop_testing.pretend import generators, lines, private
 from eventloop_testing.pretend.tensor import SPECIAL, PretendTensor, run
 
 aten = torch.ops.aten
-NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")  # of layers and steps; each has a cell, too
+NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")  # over layers and steps; each also has a cell
 DERIVATIVES = ("mish_backward", "silu_backward")
 
 
@@ -48,37 +48,44 @@ def _by_host(operator: Any) -> Callable[..., Any]:
 
 
 class _ByHost(torch.autograd.Function):
-    """An operator of the host's on what tensors of the device wrap, and its derivative."""
+    """Applies an operator of the host to the wrapped tensors, and differentiates it."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, args: Any, kwargs: Any, *tensors: Tensor) -> Any:
         line = lines.current()
         line.advance()
-        raws = [_read(one, line).detach().requires_grad_(one.requires_grad) for one in tensors]
-        left = iter(raws)
+        raws = [
+            _read(tensor, line).detach().requires_grad_(tensor.requires_grad) for tensor in tensors
+        ]
+        remaining_raws = iter(raws)
         with torch.enable_grad(), generators.in_place_of_the_hosts():
-            results = operator(*_replaced(args, left), **_replaced(kwargs, left))
+            results = operator(
+                *_replaced(args, remaining_raws), **_replaced(kwargs, remaining_raws)
+            )
         ctx.inputs = raws
         ctx.outputs = (results,) if isinstance(results, Tensor) else results
-        return tuple(PretendTensor(one.detach()) for one in ctx.outputs)
+        return tuple(PretendTensor(output.detach()) for output in ctx.outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         line = lines.current()
         line.advance()
         pairs = [
-            (one, _read(grad, line))
-            for one, grad in zip(ctx.outputs, grads, strict=True)
-            if one.requires_grad
+            (output, _read(grad, line))
+            for output, grad in zip(ctx.outputs, grads, strict=True)
+            if output.requires_grad
         ]
-        wanted = [one for one in ctx.inputs if one.requires_grad]
+        inputs = [tensor for tensor in ctx.inputs if tensor.requires_grad]
         outputs, raw_grads = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(outputs, wanted, raw_grads, retain_graph=True))
+        # Kept, so that a backward pass with retain_graph=True can run again.
+        input_grads = iter(torch.autograd.grad(outputs, inputs, raw_grads, retain_graph=True))
+        no_grads = (None, None, None)  # of operator, args and kwargs
         return (
-            None,
-            None,
-            None,
-            *(PretendTensor(next(found)) if one.requires_grad else None for one in ctx.inputs),
+            *no_grads,
+            *(
+                PretendTensor(next(input_grads)) if tensor.requires_grad else None
+                for tensor in ctx.inputs
+            ),
         )
 
 
@@ -91,7 +98,7 @@ def _packed(padded: PretendTensor, lengths: Tensor, batch_first: bool) -> tuple[
 
 
 def _read(tensor: Tensor, line: lines.Line) -> Tensor:
-    if not isinstance(tensor, PretendTensor):  # sizes of a packed batch
+    if not isinstance(tensor, PretendTensor):  # the sizes of a packed batch stay on the host
         return tensor
     tensor.block.read(line)
     return tensor.raw
@@ -101,19 +108,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
+        for nested in value:
+            yield from _tensors(nested)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
 
 
-def _replaced(value: Any, left: Iterator[Tensor]) -> Any:
+def _replaced(value: Any, remaining_raws: Iterator[Tensor]) -> Any:
+    """Returns a nest of arguments with each tensor replaced by the next raw tensor."""
     if isinstance(value, Tensor):
-        return next(left)
+        return next(remaining_raws)
     if isinstance(value, (list, tuple)):
-        return [_replaced(one, left) for one in value]
-    return (
-        {name: _replaced(one, left) for name, one in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+        return [_replaced(nested, remaining_raws) for nested in value]
+    if isinstance(value, dict):
+        return {name: _replaced(nested, remaining_raws) for name, nested in value.items()}
+    return value

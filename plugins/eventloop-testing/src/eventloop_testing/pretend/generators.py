@@ -14,16 +14,16 @@ from eventloop_testing.pretend.private import key_of_generator, selected
 
 
 class Generator(torch.Generator):
-    """A generator of the pretend device; `torch.Generator(device="pretend")` makes one.
+    """A generator of the pretend device; made by `torch.Generator(device="pretend")`.
 
-    Its numbers are those that a generator of the host gives from the same seed.
+    It draws the same numbers as a generator of the host with the same seed.
     """
 
     def __new__(cls) -> Self:
-        """Makes one with torch's default seed."""
-        made = super().__new__(cls)
-        _of_device[key_of_generator(made)] = made
-        return made
+        """Makes a generator with torch's default seed."""
+        generator = super().__new__(cls)
+        _of_device[key_of_generator(generator)] = generator
+        return generator
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -31,14 +31,14 @@ class Generator(torch.Generator):
         return selected()
 
 
-# Operators are handed another object for the same generator.
+# Operators receive a different Python object for the same generator.
 _of_device: weakref.WeakValueDictionary[int, Generator] = weakref.WeakValueDictionary()
 DEFAULT = Generator()
-is_hosts = False  # whether what is given no generator draws from the host's
+is_hosts = False  # whether draws without a generator use the host's
 
 
 def is_of_device(generator: torch.Generator) -> bool:
-    """Whether a generator is one of the pretend device."""
+    """Whether a generator belongs to the pretend device."""
     return key_of_generator(generator) in _of_device
 
 
@@ -53,7 +53,7 @@ def get_rng_state(device: Any = None) -> Tensor:
 
 
 def set_rng_state(new_state: Tensor, device: Any = None) -> None:
-    """Puts the device's own generator into a state."""
+    """Sets the state of the device's generator."""
     default().set_state(new_state)
 
 
@@ -64,18 +64,19 @@ def manual_seed(seed: int) -> None:
 
 @contextmanager
 def drawing_from_host(is_on: bool) -> Iterator[None]:
-    """Has the device draw from the host's generator inside its `with`, if it is on."""
+    """Makes the device draw from the host's generator inside its context, if `is_on`."""
     global is_hosts
-    before, is_hosts = is_hosts, is_on
+    was_hosts = is_hosts
+    is_hosts = is_on
     try:
         yield
     finally:
-        is_hosts = before
+        is_hosts = was_hosts
 
 
 @contextmanager
 def in_place_of_the_hosts() -> Iterator[None]:
-    """Has operators that take no generator draw from the device's."""
+    """Makes operators without a generator argument draw from the device's generator."""
     if is_hosts:
         yield
         return

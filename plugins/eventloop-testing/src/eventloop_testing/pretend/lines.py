@@ -1,8 +1,8 @@
-"""What is known to be done before what, on a device whose work is computed at once.
+"""Tracks which work is known to be complete, on a device whose work is computed immediately.
 
-Each line of work, a stream, has a position, and knows up to which position of each other one it has
-waited; so does the host. Two accesses to one piece of memory are in order where the later one's line,
-or the host before that was queued, has waited for the position of the earlier one.
+Each line of work, a stream, has a position, and knows up to which position it has waited for each other
+line; so does the host. Two accesses to the same memory are ordered if the later access's line, or the
+host before it queued that access, has waited for the position of the earlier access.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Clock = dict[int, int]  # a position for each line, by its number
 
 
 class Line:
-    """The work queued on one stream.
+    """The work queued on a stream.
 
     Attributes:
-        number: names it; 0 is the default stream.
-        position: how many operations were queued on it.
-        seen: up to which position it has waited for each other line.
+        number: identifies the line; 0 is the default stream.
+        position: number of operations queued on it.
+        seen: position up to which it has waited for each other line.
     """
 
     def __init__(self, number: int) -> None:
@@ -35,21 +35,21 @@ class Line:
         return self.position
 
     def clock(self) -> Clock:
-        """Returns what is done when all that is queued now is done."""
+        """Returns the positions that are complete once all work queued so far is complete."""
         return {**self.seen, self.number: self.position}
 
     def wait(self, clock: Mapping[int, int]) -> None:
-        """Has what is queued from now on begin after a clock."""
+        """Makes work queued later begin after a clock."""
         _merge(self.seen, clock)
 
     def is_after(self, number: int, position: int) -> bool:
-        """Whether what is queued now begins after a position of a line."""
+        """Whether work queued now begins after a position of a line."""
         is_own = number == self.number
         return is_own or self.seen.get(number, 0) >= position or is_done(number, position)
 
 
 DEFAULT = Line(0)
-_all: dict[int, Line] = {0: DEFAULT}
+_lines: dict[int, Line] = {0: DEFAULT}
 _numbers = itertools.count(1)
 _thread = threading.local()
 _host: Clock = {}
@@ -59,13 +59,13 @@ _settling: list[Callable[[], None]] = []
 def new_line() -> Line:
     """Returns a line without work."""
     line = Line(next(_numbers))
-    _all[line.number] = line
+    _lines[line.number] = line
     return line
 
 
 def line_of(number: int) -> Line:
     """Returns the line with a number."""
-    return _all[number]
+    return _lines[number]
 
 
 def current() -> Line:
@@ -75,19 +75,19 @@ def current() -> Line:
 
 
 def set_current(line: Line) -> None:
-    """Has this thread queue its work on a line from now on."""
+    """Makes this thread queue its work on a line."""
     _thread.line = line
 
 
 @contextmanager
 def on(line: Line) -> Iterator[None]:
-    """Has this thread queue its work on a line inside its `with`."""
-    before = current()
+    """Makes this thread queue its work on a line, inside its context."""
+    previous_line = current()
     set_current(line)
     try:
         yield
     finally:
-        set_current(before)
+        set_current(previous_line)
 
 
 def is_done(number: int, position: int) -> bool:
@@ -101,17 +101,19 @@ def is_all_done(clock: Mapping[int, int]) -> bool:
 
 
 def host_waits(clock: Mapping[int, int] | None = None) -> None:
-    """Makes the host wait for `clock`, by default all lines, and settles what that completes."""
-    _merge(_host, {one.number: one.position for one in _all.values()} if clock is None else clock)
+    """Makes the host wait for `clock`, by default all lines, and completes the copies that this finishes."""
+    if clock is None:
+        clock = {line.number: line.position for line in _lines.values()}
+    _merge(_host, clock)
     for settle in _settling:
         settle()
 
 
 def when_the_host_waits(settle: Callable[[], None]) -> None:
-    """Has a function be called each time that the host has waited."""
+    """Registers a function to call each time after the host has waited."""
     _settling.append(settle)
 
 
-def _merge(clock: Clock, other: Mapping[int, int]) -> None:
-    for number, position in other.items():
+def _merge(clock: Clock, later_clock: Mapping[int, int]) -> None:
+    for number, position in later_clock.items():
         clock[number] = max(clock.get(number, 0), position)

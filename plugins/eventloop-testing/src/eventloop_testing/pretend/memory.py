@@ -1,4 +1,4 @@
-"""Memory of the pretend device: how much is allocated, and who accessed it last on which stream."""
+"""Memory of the pretend device: the amount allocated, and the last accesses on each stream."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TOTAL_BYTES = 16 * 2**30
 
 
 class Counts:
-    """How much memory there is and was.
+    """Counts of allocated memory.
 
     Attributes:
-        allocated: bytes that tensors hold now.
-        peak: the most that they held.
-        limit: bytes beyond which an allocation fails.
-        num_allocations, num_failed: how often memory was taken, and wasn't there.
+        allocated: number of bytes that tensors hold now.
+        peak: maximum number of bytes held.
+        limit: number of bytes beyond which an allocation fails.
+        num_allocations, num_failed: number of allocations, and of failed allocations.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Counts:
         self.limit = TOTAL_BYTES
 
     def take(self, num_bytes: int) -> None:
-        """Counts an allocation; raises torch.OutOfMemoryError where the limit doesn't suffice."""
+        """Counts an allocation; raises torch.OutOfMemoryError beyond the limit."""
         if self.allocated + num_bytes > self.limit:
             self.num_failed += 1
             fail(
@@ -53,14 +53,14 @@ class Block:
     """An allocation, which a tensor and its views share.
 
     Args:
-        storage: the memory of the host that stands for it.
+        storage: the memory on the host that represents it.
     """
 
     __slots__ = ("__weakref__", "_line", "_num_bytes", "_reads", "_recorded", "_unread", "_users",
                  "_written", "storage")  # fmt: skip
 
     def __init__(self, storage: Any) -> None:
-        self._num_bytes = 0  # for __del__, where there isn't enough
+        self._num_bytes = 0  # for __del__, if the allocation fails
         self._line = lines.current()
         self._users: dict[int, int] = {}  # positions of other lines
         self._recorded: set[int] = set()
@@ -74,13 +74,13 @@ class Block:
         _blocks[key_of(storage)] = self
 
     def read(self, line: lines.Line) -> None:
-        """Notes that what is queued on a line reads it; raises RaceError if that is a race."""
+        """Records a read by work queued on a line; raises RaceError if it is a race."""
         self._use(line)
         _check(line, *self._written, "wrote")
         self._reads[line.number] = line.position
 
     def write(self, line: lines.Line) -> None:
-        """Notes that what is queued on a line writes it; raises RaceError if that is a race."""
+        """Records a write by work queued on a line; raises RaceError if it is a race."""
         self._use(line)
         _check(line, *self._written, "wrote")
         for number, position in self._reads.items():
@@ -89,11 +89,11 @@ class Block:
         self._written = (line.number, line.position)
 
     def fill_from(self, copy: CopyFromHost) -> None:
-        """Notes a copy from pinned memory, whose source is checked at the first use."""
+        """Records a copy from pinned memory, whose source is checked at the first use."""
         self._unread.append(copy)
 
     def record_stream(self, line: lines.Line) -> None:
-        """Has the memory not be used for anything else before a stream is done with it."""
+        """Prevents the memory from being reused before a stream has finished with it."""
         self._recorded.add(line.number)
 
     def _use(self, line: lines.Line) -> None:
@@ -106,24 +106,24 @@ class Block:
 
     def __del__(self) -> None:
         COUNTS.allocated -= self._num_bytes
-        users = [one for one in self._users.items() if one[0] not in self._recorded]
+        users = [user for user in self._users.items() if user[0] not in self._recorded]
         _freed.setdefault(self._line.number, []).extend(users)
 
 
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 _pinned: dict[int, Any] = {}
-# Streams that used freed memory, up to which position, by the stream that may take it again.
+# Last uses of freed memory by other streams, by the stream that may reuse it.
 _freed: dict[int, list[tuple[int, int]]] = {}
 
 
 def block_of(raw: Tensor) -> Block:
-    """Returns the device allocation that a host tensor backs; creates it if there is none."""
+    """Returns the device allocation that a host tensor backs; creates it if necessary."""
     storage = raw.untyped_storage()
     return _blocks.get(key_of(storage)) or Block(storage)
 
 
 def forget_freed() -> None:
-    """Has no allocation take memory that was freed before."""
+    """Prevents later allocations from reusing freed memory."""
     _freed.clear()
 
 
@@ -141,11 +141,11 @@ def is_pinned(tensor: Tensor) -> bool:
     return key_of(tensor.untyped_storage()) in _pinned
 
 
-def _check(line: lines.Line, number: int, position: int, did: str) -> None:
+def _check(line: lines.Line, number: int, position: int, access: str) -> None:
     if not line.is_after(number, position):
         fail(
             RaceError(
-                f"stream {line.number} uses a tensor that stream {number} {did}, and hasn't waited "
+                f"stream {line.number} uses a tensor that stream {number} {access}, and hasn't waited "
                 "for it: call stream.wait_stream(other), or stream.wait_event(event) of an event "
                 "recorded after that"
             )

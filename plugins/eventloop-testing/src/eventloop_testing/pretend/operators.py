@@ -1,4 +1,4 @@
-"""What the pretend device must know of an operator of ATen to compute it on the host."""
+"""Properties of ATen operators that the pretend device needs to compute them on the host."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SIZE_FOLLOWS_FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_
 
 
 class Operator(NamedTuple):
-    """An operator's declaration, as far as it matters.
+    """The relevant properties of an operator's declaration.
 
     Args:
         name: without namespace and overload.
-        written: the positions and names of the arguments that it writes.
-        outs: the names of the arguments that take its results.
-        generator: the position of its generator, if it takes one.
-        is_random: whether it draws.
-        has_to_wait: whether the host must know values to go on.
+        written: positions and names of the arguments that it writes.
+        outs: names of the arguments that receive its results.
+        generator: position of its generator argument; None without one.
+        is_random: whether it draws random numbers.
+        has_to_wait: whether the host must know values to continue.
         changes_shape: whether it changes the shape of its first argument.
-        takes_numbers: whether a tensor of the host without dimensions passes as a number, as on a GPU.
+        takes_numbers: whether a zero-dimensional tensor on the host is accepted as a number, as on a GPU.
     """
 
     name: str
@@ -47,16 +47,16 @@ def described(func: Any) -> Operator:
     schema = private.schema_of(func)
     written: set[int | str] = set()
     generator = None
-    for idx, one in enumerate(schema.arguments):
-        if one.alias_info is not None and one.alias_info.is_write:
-            written |= {idx, one.name}
-        if one.name == "generator":
+    for idx, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written |= {idx, argument.name}
+        if argument.name == "generator":
             generator = idx
     tags = set(func.tags)
     return Operator(
         schema.name.removeprefix("aten::"),
         frozenset(written),
-        tuple(one.name for one in schema.arguments if one.is_out),
+        tuple(argument.name for argument in schema.arguments if argument.is_out),
         generator,
         torch.Tag.nondeterministic_seeded in tags,
         func not in _INDEXING and bool(tags & _SIZE_FOLLOWS_FROM_VALUES),
@@ -66,17 +66,17 @@ def described(func: Any) -> Operator:
 
 
 def indexes_with_mask(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator picks values by a mask, whose result has a length that the host must know."""
+    """Whether an operator selects values by a mask: the host must know the length of its result."""
     if func not in _INDEXING or _fills(args):
         return False
-    return any(_is_mask(one) and not one.is_cpu for one in args[1])
+    return any(_is_mask(index) and not index.is_cpu for index in args[1])
 
 
 class FromHost(NamedTuple):
     """The host tensors that an operator reads along with tensors of the device.
 
     Args:
-        ids: of the tensors.
+        ids: ids of the tensors.
         has_to_wait: whether the host waits until they are copied.
     """
 
@@ -85,27 +85,27 @@ class FromHost(NamedTuple):
 
 
 def taken_from_host(func: Any, args: tuple[Any, ...]) -> FromHost:
-    """Returns the tensors of the host by which a tensor of the device is indexed, or filled, as on a GPU.
+    """Returns the host tensors with which a tensor of the device is indexed or filled, as on a GPU.
 
-    A mask becomes positions in pinned memory, whose copy doesn't block; others do (torch 2.13,
-    `at::native::expandTensors`). A number of the host may be put in: with one mask that is a fill,
-    where a shape of (1,) is a number, too.
+    A mask becomes positions in pinned memory, whose copy doesn't block; the copy of other indices blocks
+    (torch 2.13, `at::native::expandTensors`). A number on the host may be assigned: with a single mask
+    this is a fill, for which a tensor of shape (1,) is a number, too.
     """
     if func not in _INDEXING or args[0].is_cpu:
         return FromHost(frozenset(), False)
     fills = _fills(args)
-    adds = len(args) > 3 and args[3]  # by sorted positions, whose copy blocks
-    taken = [one for one in args[1] if isinstance(one, Tensor) and one.is_cpu]
-    has_to_wait = any(adds or not _is_mask(one) for one in taken)
+    adds = len(args) > 3 and args[3]  # sorts positions, whose copy blocks
+    host_tensors = [index for index in args[1] if isinstance(index, Tensor) and index.is_cpu]
+    has_to_wait = any(adds or not _is_mask(index) for index in host_tensors)
     if len(args) > 2 and args[2].is_cpu and (fills or args[2].dim() == 0):
-        taken.append(args[2])
+        host_tensors.append(args[2])
         has_to_wait |= not fills
-    return FromHost(frozenset(map(id, taken)), has_to_wait)
+    return FromHost(frozenset(map(id, host_tensors)), has_to_wait)
 
 
 def _fills(args: tuple[Any, ...]) -> bool:
     """Whether `index_put` with these arguments fills where a single mask of the device is true."""
-    indices = [one for one in args[1] if isinstance(one, Tensor)]
+    indices = [index for index in args[1] if isinstance(index, Tensor)]
     is_number = len(args) > 2 and args[2].numel() == 1 and not (len(args) > 3 and args[3])
     return is_number and len(indices) == 1 and _is_mask(indices[0]) and not indices[0].is_cpu
 
@@ -115,7 +115,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def point_to_host(kwargs: dict[str, Any]) -> bool:
-    """Has an operator compute on the host; returns whether its result shall stay there."""
+    """Makes an operator compute on the host; returns whether its result stays there."""
     device = kwargs.get("device")
     if device is None:
         return False
@@ -123,24 +123,24 @@ def point_to_host(kwargs: dict[str, Any]) -> bool:
     return torch.device(device).type == "cpu"
 
 
-def compute(func: Any, about: Operator, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Computes on the host; what draws does so from the device's generators."""
-    if about.generator is not None:
-        _give_generator(func, about.generator, args, kwargs)
-    elif about.is_random:
+def compute(func: Any, operator: Operator, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Computes on the host; random operators draw from the device's generators."""
+    if operator.generator is not None:
+        _give_generator(func, operator.generator, args, kwargs)
+    elif operator.is_random:
         with generators.in_place_of_the_hosts():
             return func(*args, **kwargs)
     return func(*args, **kwargs)
 
 
 def _give_generator(func: Any, idx: int, args: list[Any], kwargs: dict[str, Any]) -> None:
-    given = args[idx] if len(args) > idx else kwargs.get("generator")
-    if given is not None and not generators.is_of_device(given):
+    generator = args[idx] if len(args) > idx else kwargs.get("generator")
+    if generator is not None and not generators.is_of_device(generator):
         raise MixedDevicesError(
             f"{func} was given a generator of the host; make one with "
             'torch.Generator(device="pretend")'
         )
     if len(args) > idx:
-        args[idx] = given or generators.default()
+        args[idx] = generator or generators.default()
     else:
-        kwargs["generator"] = given or generators.default()
+        kwargs["generator"] = generator or generators.default()

@@ -1,7 +1,7 @@
-"""What torch's backend registration doesn't cover: patched while the device is switched on.
+"""Patches for everything that torch's backend registration doesn't cover, while the device is on.
 
-`torch.Stream`, `torch.Event` and `torch.Generator` make those of the device; so do the functions of
-`torch.accelerator`. Host memory can be pinned without a driver.
+`torch.Stream`, `torch.Event`, `torch.Generator` and the functions of `torch.accelerator` create or use
+objects of the device. Host memory can be pinned without a driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-# Private, but what torch.export's own documentation maps nested inputs with (torch 2.13).
+# Private, but used for nested inputs by torch.export's documentation (torch 2.13).
 from torch.utils._pytree import tree_map
 
 from eventloop_testing.pretend import device_module, generators, memory, private, streams
@@ -28,7 +28,7 @@ _FACTORIES = ("empty", "empty_like", "empty_strided", "full", "full_like", "ones
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """Has torch know streams, events, generators and pinned memory of the device inside its `with`."""
+    """Enables streams, events, generators and pinned memory of the device inside its context."""
     with ExitStack() as stack:
         for name, function in _accelerator().items():
             stack.enter_context(mock.patch.object(torch._C, private.ACCELERATOR + name, function))
@@ -38,7 +38,7 @@ def patched() -> Iterator[None]:
 
 
 def _accelerator() -> dict[str, Callable[..., Any]]:
-    """Returns what `torch.accelerator` calls, by name."""
+    """Returns the functions that `torch.accelerator` calls, by name."""
     module = device_module
     return {
         "getStream": module.current_stream,
@@ -58,11 +58,11 @@ def _accelerator() -> dict[str, Callable[..., Any]]:
 def _nested(flat: dict[str, int]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in flat.items():
-        *folders, last = name.split(".")
+        *folders, leaf = name.split(".")
         inner = nested
-        for one in folders:
-            inner = inner.setdefault(one, {})
-        inner[last] = value
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[leaf] = value
     return nested
 
 
@@ -88,7 +88,7 @@ def _replaced() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _also(kind: type, make: Callable[..., Any], default: str = private.NAME) -> type:
-    """Returns a class that makes objects of the device where one is asked for, else those of `kind`."""
+    """Returns a class that makes objects of the device if asked for them, and objects of `kind` otherwise."""
 
     class Meta(type):
         def __instancecheck__(cls, instance: object) -> bool:
@@ -97,41 +97,43 @@ def _also(kind: type, make: Callable[..., Any], default: str = private.NAME) -> 
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, kind)
 
-        def __call__(cls, device: Any = None, **given: Any) -> Any:
+        def __call__(cls, device: Any = None, **options: Any) -> Any:
             is_ours = torch.device(default if device is None else device).type == private.NAME
-            if is_ours and "stream_id" not in given:
-                return make(**given)
-            return kind(**given) if device is None else kind(device=device, **given)
+            if is_ours and "stream_id" not in options:
+                return make(**options)
+            return kind(**options) if device is None else kind(device=device, **options)
 
     return Meta(kind.__name__, (), {"__doc__": kind.__doc__})
 
 
 def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a `torch.load` that moves what it has read, in dictionaries and lists, to the device."""
+    """Returns a `torch.load` that can move the loaded values, in nested containers, to the device."""
 
     @functools.wraps(load)
-    def read(file: Any, map_location: Any = None, **given: Any) -> Any:
+    def read(file: Any, map_location: Any = None, **options: Any) -> Any:
         is_device = isinstance(map_location, (str, torch.device))
         if not is_device or torch.device(map_location).type != private.NAME:
             with staying_on_host(is_device):
-                return load(file, map_location, **given)
+                return load(file, map_location, **options)
         with staying_on_host(True):
-            found = load(file, "cpu", **given)
-        return tree_map(lambda one: one.to(map_location) if hasattr(one, "to") else one, found)
+            content = load(file, "cpu", **options)
+        return tree_map(
+            lambda value: value.to(map_location) if hasattr(value, "to") else value, content
+        )
 
     return read
 
 
 def _put(self: Tensor, value: Tensor) -> None:
-    """Is `x.data = y`, which moves x to the device, as on others, where y is there."""
+    """Implements `x.data = y`, which moves x to the device if y is there, as on other devices."""
     if not isinstance(value, PretendTensor):
         DATA.__set__(self, value)
         return
-    made: Tensor = value.detach()
+    new_tensor: Tensor = value.detach()
     if isinstance(self, torch.nn.Parameter):
-        made = torch.nn.Parameter(made, self.requires_grad)
-    # Torch sets no data of another class.
-    torch.utils.swap_tensors(self, made)  # type: ignore[no-untyped-call]
+        new_tensor = torch.nn.Parameter(new_tensor, self.requires_grad)
+    # torch refuses to set `data` to a tensor of another class.
+    torch.utils.swap_tensors(self, new_tensor)  # type: ignore[no-untyped-call]
 
 
 def _pinned(self: Tensor, device: Any = None) -> Tensor:
@@ -141,16 +143,16 @@ def _pinned(self: Tensor, device: Any = None) -> Tensor:
         return self
     if self.layout is not torch.strided or self.is_nested:
         return memory.pin(self.clone())
-    # With its strides, as torch does, which thus can't pin what was expanded.
-    made = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype)
-    return memory.pin(made.copy_(self))
+    # With the same strides, as in torch, which therefore can't pin expanded tensors.
+    pinned = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype)
+    return memory.pin(pinned.copy_(self))
 
 
 def _pinning(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(factory)
     def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-        made = factory(*args, **kwargs)
-        return memory.pin(made) if pin_memory else made
+        tensor = factory(*args, **kwargs)
+        return memory.pin(tensor) if pin_memory else tensor
 
     return make
 
@@ -163,22 +165,22 @@ def _read(tolist: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing(numpy: Callable[..., Any]) -> Callable[..., Any]:
-    def read(self: Tensor, **given: Any) -> Any:
+    def read(self: Tensor, **options: Any) -> Any:
         if self.device.type == private.NAME:
             raise TypeError(
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
                 "tensor to host memory first."
             )
-        return numpy(self, **given)
+        return numpy(self, **options)
 
     return read
 
 
 def _shown(show: Callable[..., str]) -> Callable[..., str]:
-    def read(self: Tensor, **given: Any) -> str:
+    def read(self: Tensor, **options: Any) -> str:
         if self.device.type != private.NAME:
-            return show(self, **given)
-        shown = show(self.detach().cpu(), **given).removesuffix(")")
+            return show(self, **options)
+        shown = show(self.detach().cpu(), **options).removesuffix(")")
         return f"{shown}, device='{self.device}')"
 
     return read

@@ -1,9 +1,9 @@
 """All that the pretend device uses of torch without a public name; checked with torch 2.13.
 
-torch has no public way to write a device in Python. For its own tests it has a private one, which
-registers the key that devices outside of torch use (PrivateUse1) with hooks and a guard that know one
-device and no streams. It can be called once a process and isn't undone: what else is switched on and
-off with the device is in `patches.py`.
+torch has no public way to write a device in Python. The private way, which its own tests use, registers
+the key of out-of-tree devices (PrivateUse1) with hooks and a guard that support a single device and no
+streams. It can be called once per process and can't be undone: everything that is switched on and off
+with the device is in `patches.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ AUTOGRAD_KEY = "AutogradPrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
 DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
-# What torch.autograd's functions call, by its name there.
+# The function in torch.autograd that its public functions call.
 RUN_BACKWARD = "_engine_run_backward"
-# What torch.accelerator's functions call.
+# Prefix of the functions that torch.accelerator calls.
 ACCELERATOR = "_accelerator_"
 
 index = 0  # of the device that this process uses
@@ -45,16 +45,16 @@ def register(module: Any, is_on: Callable[[], bool]) -> None:
     core: Any = torch._C
     find = core._accelerator_getAccelerator
     core._accelerator_getAccelerator = lambda: find() if is_on() else None
-    # The engine starts a thread a device when it is first used, with which no process could be forked
-    # any more. Used before there is a device, it starts none.
+    # At its first use, autograd's engine starts a thread for each device, after which the process can't
+    # be forked. Used before the device is registered, it starts none.
     torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-    # Ranks exchange tensors of the device through gloo; its operators, too, see those of the host.
+    # Ranks exchange tensors of the device through gloo, whose operators see the wrapped host tensors.
     torch.distributed.Backend.default_device_backend_map[NAME] = "gloo"
     backend_registration._setup_privateuseone_for_python_backend(NAME, module)
 
 
 def backward_on_this_thread() -> AbstractContextManager[Any]:
-    """Has backward run on the thread that calls it, instead of one a device."""
+    """Makes backward run on the calling thread, instead of a thread per device."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
@@ -71,7 +71,7 @@ def implement(name: str, function: Callable[..., Any], key: str = KEY) -> None:
 
 
 def implement_the_rest(function: Any, key: str = KEY) -> None:
-    """Registers what all operators do that have nothing else under a dispatch key."""
+    """Registers the fallback for all operators without an implementation under a dispatch key."""
     library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     library.fallback(function, key)  # type: ignore[no-untyped-call]
     _libraries.append(library)
@@ -83,15 +83,15 @@ def selected() -> torch.device:
 
 
 def num_devices() -> int:
-    """Returns how many there are: one for each rank on this machine."""
+    """Returns the number of devices: one for each rank on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def select(device: Any) -> None:
-    """Has this process use a device; torch's guard for devices in Python knows one a process.
+    """Selects the device of this process; torch's guard for Python devices supports one per process.
 
     Raises:
-        PretendError: there is none of this number.
+        PretendError: there is no device of this number.
     """
     global index
     number = device if isinstance(device, int) else torch.device(device).index
@@ -119,18 +119,18 @@ def wrapper(cls: type[Tensor], raw: Tensor) -> Any:
 
 
 def without_autocast() -> AbstractContextManager[Any]:
-    """Has operators skip the rules of autocast."""
+    """Disables the rules of autocast."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST_KEY))
     return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def key_of(storage: Any) -> int:
-    """Returns a number that a storage has alone, as long as it lives or is referred to weakly."""
+    """Returns an identifier of a storage, unique while it lives or is weakly referenced."""
     return int(storage._cdata)
 
 
 def key_of_generator(generator: Any) -> int:
-    """Returns a number that a generator has alone, as long as it lives."""
+    """Returns an identifier of a generator, unique while it lives."""
     return int(generator._cdata)
 
 

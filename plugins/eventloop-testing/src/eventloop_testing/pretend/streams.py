@@ -1,4 +1,4 @@
-"""Streams and events of the pretend device, with the methods that those of a GPU have."""
+"""Streams and events of the pretend device, with the methods of a GPU's streams and events."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ _streams: dict[int, Stream] = {}
 
 
 class Stream(torch.Stream):
-    """A queue of work; `torch.Stream(device="pretend")` makes one."""
+    """A queue of work; made by `torch.Stream(device="pretend")`."""
 
     line: lines.Line
 
     def __new__(
         cls, device: Any = None, priority: int = 0, *, line: lines.Line | None = None
     ) -> Self:
-        """Makes a stream, or the one of a line."""
+        """Makes a stream with a new line, or the stream of a line."""
         line = lines.new_line() if line is None else line
-        made = super().__new__(
+        stream = super().__new__(
             cls, stream_id=line.number, device_index=selected().index, device_type=DEVICE_TYPE
         )
-        made.line = line
-        return made
+        stream.line = line
+        return stream
 
     def __init__(self, *_: object, **__: object) -> None:
-        self._before: list[lines.Line] = []
+        self._previous_lines: list[lines.Line] = []
 
     def __enter__(self) -> Self:
-        self._before.append(lines.current())
+        self._previous_lines.append(lines.current())
         lines.set_current(self.line)
         return self
 
     def __exit__(self, *_: object) -> None:
-        lines.set_current(self._before.pop())
+        lines.set_current(self._previous_lines.pop())
 
     def synchronize(self) -> None:
-        """Has the host wait for all that is queued."""
+        """Waits on the host until all work queued on the stream has finished."""
         waited("Stream.synchronize")
         lines.host_waits(self.line.clock())
 
     def query(self) -> bool:
-        """Whether the host has waited for all that is queued."""
+        """Whether the host has waited for all work queued on the stream."""
         return lines.is_all_done(self.line.clock())
 
     def wait_stream(self, stream: Any) -> None:
-        """Has what is queued from now on begin after all that is queued on another stream."""
+        """Makes work queued later begin after all work queued on another stream."""
         self.line.wait(stream.line.clock())
 
     def wait_event(self, event: Any) -> None:
-        """Has what is queued from now on begin after an event."""
+        """Makes work queued later begin after an event."""
         event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
-        """Records an event, by default a new one, and returns it."""
+        """Records an event, by default a new event, and returns it."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
 
 class Event(torch.Event):
-    """A mark in a stream; `torch.Event(device="pretend")` makes one.
+    """A mark in a stream; made by `torch.Event(device="pretend")`.
 
-    `query` is False once for work that the host hasn't waited for, and True the next time: as late
-    as it may be for a loop that asks until it is.
+    For work that the host hasn't waited for, `query` returns False the first time and True the second
+    time: as late as possible for a loop that polls.
     """
 
     def __new__(cls, enable_timing: bool = False) -> Self:
@@ -83,7 +83,7 @@ class Event(torch.Event):
         self._time_s: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Marks the position of a stream, by default the current one."""
+        """Marks the position of a stream, by default the current stream."""
         line = lines.current() if stream is None else stream.line
         line.advance()
         self._clock = line.clock()
@@ -91,11 +91,11 @@ class Event(torch.Event):
         self._time_s = time.perf_counter() if self._has_time else None
 
     def wait(self, stream: Any = None) -> None:
-        """Has what is queued on a stream from now on begin after the mark."""
+        """Makes work queued later on a stream begin after the mark."""
         (lines.current() if stream is None else stream.line).wait(self._clock)
 
     def query(self) -> bool:
-        """Whether all before the mark is done."""
+        """Whether all work before this event has finished."""
         if lines.is_all_done(self._clock):
             return True
         if not self._is_asked:
@@ -105,16 +105,16 @@ class Event(torch.Event):
         return True
 
     def synchronize(self) -> None:
-        """Has the host wait for all before the mark."""
+        """Waits on the host until all work before this event has finished."""
         waited("Event.synchronize")
         lines.host_waits(self._clock)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Returns the milliseconds between two marks, both of which the host has waited for."""
-        for one in (self, end_event):
-            if one._time_s is None:
+        for event in (self, end_event):
+            if event._time_s is None:
                 raise ValueError("the event has no time: give enable_timing=True, and record it")
-            if not lines.is_all_done(one._clock):
+            if not lines.is_all_done(event._clock):
                 raise RuntimeError("the event isn't complete: wait for it with synchronize()")
         return 1000 * float(end_event._time_s - self._time_s)
 

@@ -27,19 +27,19 @@ from eventloop_testing.pretend.patches import patched
 def pretend_device(
     limit_bytes: int = memory.TOTAL_BYTES, *, draws_from_host: bool = False
 ) -> Iterator[torch.device]:
-    """Switches the pretend device on inside its `with`; may be nested.
+    """Switches the pretend device on inside its context; may be nested.
 
     Args:
-        limit_bytes: of its memory, beyond which an allocation raises `torch.OutOfMemoryError`.
-        draws_from_host: whether its random numbers are those of the host's generator, so that a run
-            with dropout, say, has the bits of one on the CPU.
+        limit_bytes: size of its memory, beyond which an allocation raises `torch.OutOfMemoryError`.
+        draws_from_host: whether to draw random numbers from the host's generator, so that a run with
+            dropout has the same bits as on the CPU.
 
     Yields:
         The device, pretend:0.
 
     Raises:
-        RaceError: at its end, where a pinned buffer was written too early.
-        PretendError: the process has a real accelerator, whose place it would take for good.
+        RaceError: at its end, if a pinned buffer was written too early.
+        PretendError: the process has a real accelerator, which it would replace for good.
     """
     _register()
     limit = memory.COUNTS.limit

@@ -27,7 +27,7 @@ class PretendTensor(Tensor):
     """A tensor of the pretend device.
 
     Args:
-        raw: on the host; what the device's memory holds.
+        raw: tensor on the host with the contents of the device's memory.
 
     Attributes:
         block: the allocation that it shares with its views.
@@ -43,7 +43,7 @@ class PretendTensor(Tensor):
         """Wraps a tensor of the host, without a copy.
 
         Raises:
-            PretendError: it is sparse.
+            PretendError: the tensor is sparse.
         """
         if raw.layout is not torch.strided:
             fail(
@@ -52,11 +52,13 @@ class PretendTensor(Tensor):
                     "a layer whose gradients are sparse takes sparse=False there"
                 )
             )
-            raw = raw.to_dense()  # with which a backward pass gets to its end
-        made: PretendTensor = private.wrapper(cls, raw)
-        made.raw = raw
-        made.block = memory.block_of(raw)
-        return made
+            raw = (
+                raw.to_dense()
+            )  # lets a backward pass continue to its end, where the error is raised
+        tensor: PretendTensor = private.wrapper(cls, raw)
+        tensor.raw = raw
+        tensor.block = memory.block_of(raw)
+        return tensor
 
     def __init__(self, *_: object) -> None:
         pass
@@ -67,7 +69,7 @@ class PretendTensor(Tensor):
     ) -> Any:
         return run(func, *args, **(kwargs or {}))
 
-    # With these two a module keeps its parameters when it is moved, as it does on other devices.
+    # With these two methods a module keeps its parameter objects when it is moved, as on other devices.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["raw"], None
 
@@ -97,7 +99,7 @@ class PretendTensor(Tensor):
         return self.raw.untyped_storage()
 
     def record_stream(self, stream: Any) -> None:
-        """Has the memory not be used for anything else before a stream is done with it."""
+        """Prevents the memory from being reused before a stream has finished with it."""
         self.block.record_stream(stream.line)
 
     def __format__(self, spec: str) -> str:
@@ -108,10 +110,10 @@ class PretendTensor(Tensor):
             if not self.is_leaf:
                 raise RuntimeError("only tensors without history can be copied deeply")
             with torch.no_grad():
-                made = self.detach().clone().requires_grad_(self.requires_grad)
-            _be_parameter(made, getattr(self, "_is_param", False))
-            memo[id(self)] = made
-            made.grad = copy.deepcopy(self.grad, memo)
+                copied = self.detach().clone().requires_grad_(self.requires_grad)
+            _be_parameter(copied, getattr(self, "_is_param", False))
+            memo[id(self)] = copied
+            copied.grad = copy.deepcopy(self.grad, memo)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -120,42 +122,42 @@ class PretendTensor(Tensor):
 
 
 def run(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Computes an operator that has tensors of the device among its arguments, or makes some.
+    """Computes an operator that takes or makes tensors of the device.
 
     Raises:
-        MixedDevicesError: it has some of the host, too.
-        RaceError: another stream may not be done with one of them.
+        MixedDevicesError: it also has tensors on the host among its arguments.
+        RaceError: another stream may not have finished with an argument.
     """
     if func in SPECIAL:
         return SPECIAL[func](*args, **kwargs)
-    about = operators.described(func)
+    operator = operators.described(func)
     line = lines.current()
-    if about.has_to_wait or operators.indexes_with_mask(func, args):
-        waited(about.name)
+    if operator.has_to_wait or operators.indexes_with_mask(func, args):
+        waited(operator.name)
         lines.host_waits(line.clock())
     from_host = operators.taken_from_host(func, args)
     line.advance()
     if from_host.has_to_wait:
         waited("copy to the device")
         lines.host_waits(line.clock())
-    call = _Call(func, line, about.takes_numbers, from_host.ids)
-    raw_args = [call.raw(one, idx in about.written) for idx, one in enumerate(args)]
-    raw_kwargs = {name: call.raw(one, name in about.written) for name, one in kwargs.items()}
+    call = _Call(func, line, operator.takes_numbers, from_host.ids)
+    raw_args = [call.raw(arg, idx in operator.written) for idx, arg in enumerate(args)]
+    raw_kwargs = {name: call.raw(arg, name in operator.written) for name, arg in kwargs.items()}
     stays_on_host = operators.point_to_host(raw_kwargs)
     is_pinned = bool(raw_kwargs.pop("pin_memory", None))
-    result = operators.compute(func, about, raw_args, raw_kwargs)
-    if about.changes_shape:
+    result = operators.compute(func, operator, raw_args, raw_kwargs)
+    if operator.changes_shape:
         _follow(args[0])
-    for name in about.outs:
-        for one in kwargs[name] if isinstance(kwargs[name], (list, tuple)) else [kwargs[name]]:
-            _follow(one)
+    for name in operator.outs:
+        for out in kwargs[name] if isinstance(kwargs[name], (list, tuple)) else [kwargs[name]]:
+            _follow(out)
     if stays_on_host:
         return memory.pin(result) if is_pinned else result
     return call.wrapped(result)
 
 
 class _Call:
-    """One call of an operator: what its tensors of the device wrap, and back."""
+    """A call of an operator: unwraps the arguments, and wraps the results."""
 
     def __init__(
         self, func: Any, line: lines.Line, takes_numbers: bool, from_host: frozenset[int]
@@ -167,7 +169,7 @@ class _Call:
         self._wrappers: dict[int, PretendTensor] = {}
 
     def raw(self, value: Any, is_written: bool) -> Any:
-        """Returns an argument with the host's tensors in the place of the device's."""
+        """Returns an argument with tensors of the device replaced by the wrapped host tensors."""
         if isinstance(value, PretendTensor):
             block = value.block
             (block.write if is_written else block.read)(self._line)
@@ -185,23 +187,25 @@ class _Call:
             )
             return value
         if isinstance(value, (list, tuple)):
-            return [self.raw(one, is_written) for one in value]
+            return [self.raw(nested, is_written) for nested in value]
         return value
 
     def wrapped(self, value: Any) -> Any:
-        """Returns a result with tensors of the device; of an argument that is returned, the argument."""
-        if isinstance(value, PretendTensor):  # `to` with a device, where torch doesn't decompose it
+        """Returns a result as tensors of the device; a returned argument as the same object."""
+        if isinstance(
+            value, PretendTensor
+        ):  # from `to` with a device, if torch doesn't decompose it
             return value
         if isinstance(value, Tensor):
-            made = self._wrappers.get(id(value))
-            return PretendTensor(value) if made is None else made
+            wrapper = self._wrappers.get(id(value))
+            return PretendTensor(value) if wrapper is None else wrapper
         if isinstance(value, (list, tuple)):
-            return type(value)([self.wrapped(one) for one in value])
+            return type(value)([self.wrapped(nested) for nested in value])
         return value
 
 
 def _follow(tensor: PretendTensor) -> None:
-    """Has a tensor follow the shape of what it wraps."""
+    """Updates a tensor to the shape of the tensor that it wraps."""
     raw = tensor.raw
     if tensor.size() != raw.size() or tensor.stride() != raw.stride():
         DATA.__set__(tensor, PretendTensor(raw))
@@ -210,26 +214,27 @@ def _follow(tensor: PretendTensor) -> None:
 
 @contextmanager
 def staying_on_host(is_on: bool) -> Iterator[None]:
-    """Has tensors of the device that are unpickled inside its `with` be the host's, if it is on."""
+    """Makes tensors of the device unpickle as tensors on the host inside its context, if `is_on`."""
     global _stays_on_host
-    before, _stays_on_host = _stays_on_host, is_on
+    stayed_on_host = _stays_on_host
+    _stays_on_host = is_on
     try:
         yield
     finally:
-        _stays_on_host = before
+        _stays_on_host = stayed_on_host
 
 
 def _rebuilt(values: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
     if _stays_on_host:
         return torch.nn.Parameter(values, requires_grad) if is_param else values
-    made = values.to(private.NAME).requires_grad_(requires_grad)
-    _be_parameter(made, is_param)
-    return made
+    tensor = values.to(private.NAME).requires_grad_(requires_grad)
+    _be_parameter(tensor, is_param)
+    return tensor
 
 
 def _be_parameter(tensor: Any, is_param: bool) -> None:
     if is_param:
-        tensor._is_param = True  # what isinstance(tensor, nn.Parameter) asks
+        tensor._is_param = True  # read by isinstance(tensor, nn.Parameter)
 
 
 torch.serialization.add_safe_globals([_rebuilt])  # so that `torch.load` reads them in its safe mode

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def implement() -> None:
-    """Registers them, and what is computed where torch skips `__torch_dispatch__`."""
+    """Registers the operators, also those for which torch skips `__torch_dispatch__`."""
     SPECIAL[aten.copy_.default] = _copy
     SPECIAL[aten._copy_from.default] = _copy_from
     SPECIAL[aten._to_copy.default] = _to_copy
@@ -32,8 +32,8 @@ def _making(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         *sizes: Any, dtype: Any = None, memory_format: Any = None, device: Any = None, **_: Any
     ) -> Tensor:
         private.select(private.NAME if device is None else device)
-        given = {} if memory_format is None else {"memory_format": memory_format}
-        return PretendTensor(factory(*sizes, dtype=dtype, **given))
+        options = {} if memory_format is None else {"memory_format": memory_format}
+        return PretendTensor(factory(*sizes, dtype=dtype, **options))
 
     return make
 
@@ -98,7 +98,7 @@ def _item(source: PretendTensor) -> Any:
 
 
 def _reading(source: PretendTensor) -> lines.Line:
-    """Queues what reads a tensor on the current line, which is returned."""
+    """Queues a read of a tensor on the current line; returns the line."""
     line = lines.current()
     line.advance()
     source.block.read(line)

@@ -1,4 +1,4 @@
-"""Where the host waited for the pretend device, by plugin and line."""
+"""Records where the host waited for the pretend device, by plugin and line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LOOP = "eventloop.loop"
 
 
 class Wait(NamedTuple):
-    """One time that the host waited.
+    """A wait of the host for the device.
 
     Args:
-        how: what waited: "item", "cpu", "Event.synchronize".
-        plugin: the package of the innermost plugin whose code is under way, else of the line.
-        where: file and line, the innermost that isn't torch's.
+        how: the call that waited: "item", "cpu", "Event.synchronize".
+        plugin: package of the innermost running plugin, or else of the line.
+        where: file and line, the innermost outside torch.
     """
 
     how: str
@@ -34,38 +34,40 @@ _watching: list[list[Wait]] = []
 
 @contextmanager
 def counted_waits() -> Iterator[list[Wait]]:
-    """Yields a list to which each wait of the host inside its `with` is added."""
-    seen: list[Wait] = []
-    _watching.append(seen)
+    """Yields a list that collects each wait of the host inside its context."""
+    waits: list[Wait] = []
+    _watching.append(waits)
     try:
-        yield seen
+        yield waits
     finally:
-        _watching[:] = [one for one in _watching if one is not seen]
+        # By identity: two lists with the same waits are equal.
+        _watching[:] = [watched for watched in _watching if watched is not waits]
 
 
 def waited(how: str) -> None:
-    """Notes that the host waits."""
+    """Records a wait of the host."""
     if _watching:
-        plugin, where = _caller()
-        for seen in _watching:
-            seen.append(Wait(how, plugin, where))
+        plugin, line = _caller()
+        for waits in _watching:
+            waits.append(Wait(how, plugin, line))
 
 
 def _caller() -> tuple[str, str]:
     """Returns the package that waits, and the line."""
-    where = package = ""
+    innermost_line = ""
+    package = ""
     for frame, line in traceback.walk_stack(None):
         file = frame.f_code.co_filename
         if file.startswith(_INSIDE) or Path(file).name == "contextlib.py":
             continue
         module = str(frame.f_globals.get("__name__", ""))
-        if not where:
-            where = f"{file}:{line}"
+        if not innermost_line:
+            innermost_line = f"{file}:{line}"
             package = module.partition(".")[0]
         if module.startswith("eventloop_") and not module.startswith(
             ("eventloop_testing", "eventloop_check")
         ):
-            return module.partition(".")[0], where
+            return module.partition(".")[0], innermost_line
         if module == _LOOP:
             break
-    return package, where
+    return package, innermost_line
