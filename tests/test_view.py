@@ -120,7 +120,7 @@ def test_another_trainers_attribute_is_written_otherwise_and_needs_no_algorithm(
     ("name", "fix"),
     [
         ("lossy", "write `state.loss`, or keep"),
-        ("zzz", "keep a value of the plugin's own on `self`; `StateView` lists"),
+        ("zzz", "store a value of the plugin on `self`; `StateView` lists"),
     ],
 )
 def test_an_attribute_that_no_state_has_needs_no_algorithm_either(name, fix, view):
@@ -137,7 +137,7 @@ def test_a_value_of_the_plugins_own_is_kept_on_the_plugin(view):
         view.best_loss = 0.5
 
     assert "a callback assigned state.best_loss, but it may only read" in str(caught.value)
-    assert caught.value.fix == "keep it on the plugin: `self.best_loss = ...`"
+    assert caught.value.fix == "store it on the plugin: `self.best_loss = ...`"
 
 
 def test_what_algorithms_alone_have_is_for_an_algorithm(view):

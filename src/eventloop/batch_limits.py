@@ -1,4 +1,4 @@
-"""Plugins that limit the batches: of an epoch and an evaluation, or to the same few, to overfit them."""
+"""Plugins that limit batches: the number per epoch and evaluation, or the same few, to overfit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class LimitBatches:
-    """Ends each epoch of training, and each evaluation, after so many batches.
+    """Ends each epoch of training, and each evaluation, after a number of batches.
 
     Args:
-        train_batches: of an epoch of training; None for all.
-        eval_batches: of each eval data loader; None for all.
+        train_batches: the number of batches in an epoch of training; None for all.
+        eval_batches: the number of batches of each eval data loader; None for all.
 
     Raises:
-        ValueError: a limit is less than one batch, or none is given.
+        ValueError: a limit is less than 1, or both are None.
     """
 
     name = "limit-batches"
@@ -31,7 +31,7 @@ class LimitBatches:
     ) -> None:
         _require_positive("LimitBatches", train_batches=train_batches, eval_batches=eval_batches)
         if train_batches is None and eval_batches is None:
-            raise ValueError("LimitBatches() has no effect: give train_batches or eval_batches")
+            raise ValueError("LimitBatches() has no effect: set train_batches or eval_batches")
         self.train_batches = train_batches
         self.eval_batches = eval_batches
 
@@ -43,21 +43,21 @@ class LimitBatches:
     @hookimpl(wrapper=True, tryfirst=True)
     def build_eval_dataloaders(self, state: State) -> Generator[None, Mapping[str, Any], Any]:
         dataloaders = yield
-        return {name: _first(one, self.eval_batches) for name, one in dataloaders.items()}
+        return {name: _first(loader, self.eval_batches) for name, loader in dataloaders.items()}
 
 
 class Overfit:
     """Trains repeatedly on the same few batches, and evaluates on them.
 
-    The batches are taken from the train data loader once, when the trainer is built; random
-    changes to the data are frozen with them. The only eval data set is called "overfit": a correct
-    model and loss reach the best values of its metrics.
+    The batches are read from the train data loader once, when the trainer is built, so random
+    augmentation doesn't change them. The only eval data set is called "overfit": a correct model and
+    loss reach the best values of its metrics.
 
     Args:
-        batches: how many.
+        batches: the number of batches.
 
     Raises:
-        ValueError: fewer than one.
+        ValueError: the number is less than 1.
     """
 
     name = "overfit"

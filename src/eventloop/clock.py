@@ -1,4 +1,4 @@
-"""Time as training counts it: a `Time` is a duration or an interval, the `Clock` where we are."""
+"""Time in units of training: `Time` is a duration or an interval, `Clock` the progress of the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
 
 Counts = tuple[int, int, int, int, float]
-# Gives the Moment of counts without a call of Python's, which `Moment(*counts)` is.
+# Same as `Moment(*counts)`, without the cost of calling a Python function.
 moment_of: Callable[[Counts], Moment] = functools.partial(tuple.__new__, Moment)
 
 FIELDS = {"ep": "epoch", "ba": "batch", "sp": "sample", "tok": "token", "sec": "seconds"}
@@ -51,7 +51,7 @@ class Time:
     """A length of training: `Time("2ep")`, `Time("10_000ba")`, `Time("1e9tok")`, `Time("0.1dur")`.
 
     Args:
-        value: the text of a number with its unit, or the number alone.
+        value: the text of a number with its unit, or only the number.
         unit: ep, ba, sp, tok, sec, or dur (a fraction of the run); only with a number.
 
     Raises:
@@ -77,8 +77,8 @@ class Time:
             raise ValueError(f"{value}dur is more than the whole run, which is 1dur")
         if unit in _WHOLE and value != int(value):
             raise ValueError(f"{value}{unit} is not a whole number of {UNITS[unit]}")
-        whole = int(value) if value == int(value) and unit != "sec" else float(value)
-        object.__setattr__(self, "value", whole)
+        number = int(value) if value == int(value) and unit != "sec" else float(value)
+        object.__setattr__(self, "value", number)
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "_idx", _IDX.get(unit, len(_IDX)))
 
@@ -103,7 +103,13 @@ SavedCounts = Annotated[list[float], _check_counts]
 
 @dataclass(frozen=True)
 class ClockState:
-    """The clock in a checkpoint: now, a batch ago, and when the epoch under way began."""
+    """The clock in a checkpoint.
+
+    Attributes:
+        now: the current counts.
+        previous: the counts before the last batch.
+        epoch_start: the counts at the start of the current epoch.
+    """
 
     now: SavedCounts
     previous: SavedCounts
@@ -111,18 +117,19 @@ class ClockState:
 
 
 class Clock:
-    """Where the run is, in every unit, and where it was a batch ago.
+    """The progress of the run in every unit, now and before the last batch.
 
-    `epoch` counts finished epochs; `batch`, `sample`, `token` and `seconds` count what is done;
-    each also within the epoch (`batch_in_epoch`, ...). The loop alone moves it, once a batch and
-    once an epoch, on every rank alike; `seconds` are rank 0's.
+    `epoch` is the number of finished epochs; `batch`, `sample`, `token` and `seconds` are the numbers
+    of finished batches, samples and tokens, and the time spent on them. All except `epoch` are also
+    available within the epoch (`batch_in_epoch`, ...). Only the loop advances the clock, after each
+    batch and each epoch, identically on every rank; `seconds` are measured on rank 0.
     """
 
     __slots__ = ("_epoch_start", "_now", "_previous")
 
     def __init__(self) -> None:
-        # Plain tuples: a Moment takes several times as long to make and to read. The core keeps
-        # `_now` where it needs a batch's moment later, and `moment_of` makes one of it then.
+        # Plain tuples, because creating and reading a Moment takes several times as long. Where the
+        # core needs a batch's moment later, it stores `_now`, and converts it with `moment_of`.
         self._now: Counts = (0, 0, 0, 0, 0.0)
         self._previous = self._epoch_start = self._now
 
@@ -130,71 +137,71 @@ class Clock:
         return repr(self.moment()).replace("Moment", "Clock", 1)
 
     def moment(self) -> Moment:
-        """Returns where the run is now."""
+        """Returns the current counts."""
         return moment_of(self._now)
 
     @property
     def previous(self) -> Moment:
-        """Where the run was before the last batch."""
+        """The counts before the last batch."""
         return moment_of(self._previous)
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """The number of finished epochs."""
         return self._now[0]
 
     @property
     def epoch_number(self) -> int:
-        """The number of the last batch's epoch, from 1, as it is shown to people."""
+        """The number of the last batch's epoch, from 1, for output."""
         return max(1, self._now[0] + (self._now[1] > self._epoch_start[1]))
 
     @property
     def batch(self) -> int:
-        """Batches done."""
+        """The number of finished batches."""
         return self._now[1]
 
     @property
     def sample(self) -> int:
-        """Samples done."""
+        """The number of samples in finished batches."""
         return self._now[2]
 
     @property
     def token(self) -> int:
-        """Tokens done."""
+        """The number of tokens in finished batches; 0 if the task doesn't count them."""
         return self._now[3]
 
     @property
     def seconds(self) -> float:
-        """Seconds spent."""
+        """The seconds spent on finished batches, as measured on rank 0."""
         return self._now[4]
 
     @property
     def batch_in_epoch(self) -> int:
-        """Batches done in the epoch that is under way."""
+        """The number of finished batches in the current epoch."""
         return self._now[1] - self._epoch_start[1]
 
     @property
     def sample_in_epoch(self) -> int:
-        """Samples done in the epoch that is under way."""
+        """The number of samples in finished batches of the current epoch."""
         return self._now[2] - self._epoch_start[2]
 
     @property
     def token_in_epoch(self) -> int:
-        """Tokens done in the epoch that is under way."""
+        """The number of tokens in finished batches of the current epoch."""
         return self._now[3] - self._epoch_start[3]
 
     @property
     def seconds_in_epoch(self) -> float:
-        """Seconds spent in the epoch that is under way."""
+        """The seconds spent on finished batches of the current epoch."""
         return self._now[4] - self._epoch_start[4]
 
     def end_batch(self, samples: int, tokens: int, seconds: float) -> None:
-        """Moves on by one batch of so many samples and tokens, which took so many seconds."""
+        """Advances by a batch, with its numbers of samples and tokens and the seconds it took."""
         epoch, batch, sample, token, spent = self._previous = self._now
         self._now = (epoch, batch + 1, sample + samples, token + tokens, spent + seconds)
 
     def end_epoch(self) -> None:
-        """Moves on by one epoch; the counts within the epoch start again."""
+        """Advances by an epoch; the counts within the epoch restart at 0."""
         epoch, batch, sample, token, seconds = self._now
         self._now = self._epoch_start = (epoch + 1, batch, sample, token, seconds)
 
@@ -211,18 +218,19 @@ class Clock:
         self._epoch_start = tuple(saved.epoch_start)
 
     def reached(self, time: Time) -> bool:
-        """Returns whether `time` is over, counted from the start of the run."""
+        """Returns whether `time` has elapsed since the start of the run."""
         return self._now[time._idx] >= time.value
 
     def passed(self, time: Time) -> bool:
-        """Whether `time` was over before the last batch, so that what was due then has been done."""
+        """Returns whether `time` had elapsed before the last batch, so work due then has been done."""
         return self._previous[time._idx] >= time.value
 
     def crossed(self, interval: Time) -> bool:
-        """Returns whether a multiple of `interval` lies between the previous batch and now.
+        """Returns whether the last batch crossed a multiple of `interval`.
 
-        `previous` is the clock before the last batch. The end of an epoch doesn't change it: what an
-        epoch's last batch crossed still counts as crossed when the next epoch starts.
+        The end of an epoch doesn't change `previous`, the counts before the last batch. Therefore, a
+        multiple that an epoch's last batch has crossed still counts as crossed when the next epoch
+        starts.
         """
         idx = interval._idx
         length = interval.value
@@ -230,14 +238,15 @@ class Clock:
 
 
 def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> Time:
-    """Returns a time that a clock can count: no fractions of a run, none of an epoch.
+    """Returns a time without fractions of a run or an epoch, which a clock can't count.
 
     Args:
-        max_duration: the length of the run that `dur` is a fraction of.
-        num_batches: batches an epoch, where the data loader knows.
+        time: in any unit.
+        max_duration: the length of the run, for times in `dur`.
+        num_batches: the number of batches in an epoch, if the data loader has a length.
 
     Raises:
-        ValueError: a fraction of an unknown length.
+        ValueError: the time is a fraction of an unknown length.
     """
     if time.unit == "dur":
         if max_duration is None:
@@ -262,7 +271,7 @@ def _parse(text: str) -> tuple[float, str]:
 
 
 def _suggestion(text: str) -> str:
-    """Reads `5 epochs` as its writer meant it, for the message alone."""
+    """Returns a suggestion for a message: "write '5ep': " for `5 epochs`."""
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None:
         return "write "
@@ -271,7 +280,12 @@ def _suggestion(text: str) -> str:
     near = (
         unit
         for unit, words in _WORDS.items()
-        if word and any(one.startswith(word) or word.startswith(one) for one in words if one[1:])
+        if word
+        and any(
+            full_word.startswith(word) or word.startswith(full_word)
+            for full_word in words
+            if full_word[1:]
+        )
     )
     unit = next(itertools.chain(exact, near), "")
     return f"write '{match[1]}{unit}': " if unit else "write "

@@ -1,4 +1,4 @@
-"""A dry run: two short epochs of everything that a fit does, which leave no file."""
+"""A dry run: two short epochs of everything that a fit does, without leaving files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from eventloop.plugin.observe import Observer
     from eventloop.plugin.order import Implementation
 
-# Two batches show what the first alone doesn't; two epochs, what happens between epochs.
+# Two batches, because some errors occur only after the first; two epochs, to run the code between them.
 _DRY_BATCHES = 2
 _DRY_DURATION = "2ep"
 
@@ -26,9 +26,13 @@ _DRY_DURATION = "2ep"
 class EveryBatch:
     """Runs implementations with `every=` at every batch; the observer of a dry run."""
 
-    def observed(self, one: Implementation) -> Implementation:
-        """Returns the implementation as it is called at every batch."""
-        return one if one.every is None else replace(one, every=Time("1ba"))
+    def observed(self, implementation: Implementation) -> Implementation:
+        """Returns the implementation with its interval replaced by a batch, if it has one."""
+        return (
+            implementation
+            if implementation.every is None
+            else replace(implementation, every=Time("1ba"))
+        )
 
 
 def dry_run(
@@ -39,16 +43,16 @@ def dry_run(
     observers: Sequence[Observer] = (),
     **settings: Unpack[SettingValues],
 ) -> Result:
-    """Runs everything that a fit would run, over two epochs of two batches; leaves no file.
+    """Runs everything that a fit would run, over two epochs of two batches, without leaving files.
 
-    Evaluation covers two batches of each set, a checkpoint is saved if a plugin can save one,
-    and the weights are exported; all of that into a folder that is removed at the end.
+    Each set is evaluated on two batches, a checkpoint is saved if a plugin can save it, and the
+    weights are exported. All files are written to a folder that is removed at the end.
 
     Args:
-        task: as for `Trainer`, like everything else.
+        task: as for `Trainer`, like all other arguments.
 
     Raises:
-        BaseException: whatever a fit would raise.
+        BaseException: any exception that a fit would raise.
     """
     with TemporaryDirectory(prefix="eventloop-dry-run-") as folder:
         values: Any = {**settings, **dry_settings(), "run_dir": folder}
@@ -59,12 +63,12 @@ def dry_run(
 
 
 def dry_limit() -> LimitBatches:
-    """Returns the limit of a dry run: two batches of everything."""
+    """Returns the plugin that limits training and evaluation to two batches."""
     return LimitBatches(train_batches=_DRY_BATCHES, eval_batches=_DRY_BATCHES)
 
 
 def dry_settings() -> dict[str, str]:
-    """Returns the settings of a dry run, which win over all others."""
+    """Returns the settings of a dry run, which take precedence over all others."""
     return {"max_duration": _DRY_DURATION, "log_interval": "1ba"}
 
 

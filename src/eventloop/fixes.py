@@ -1,4 +1,4 @@
-"""Advice in messages, as the caller would write it: flags and commands, or arguments in Python."""
+"""Fixes in messages, in the form the user needs: flags and commands, or arguments in Python."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from eventloop.safe_text import one_line
 
 
 def shell(*words: str) -> str:
-    """Returns a command between backticks, safe to paste whatever its words hold.
+    """Returns a command between backticks, which is safe to paste even with untrusted words.
 
-    What isn't printed is written as in Python, so that one line stays one. A word that isn't the
-    first but begins as an option does, without being one of ours, is for the caller to keep out.
+    Control characters are escaped as in Python, so that the command stays on a line. The caller must
+    not pass an untrusted word that begins with a dash, which would be read as an option.
     """
     return f"`{' '.join(shlex.quote(one_line(word)) for word in words)}`"
 
 
-_in_command = False  # of the process, not of a thread: savers and watchdogs write messages, too
+# Global to the process rather than a context variable: threads that save or watch write messages, too.
+_in_command = False
 
 
 def in_command() -> bool:
-    """Returns whether messages are for the user of the command, not for a caller in Python."""
+    """Returns whether messages are for the user of a command, rather than for Python code."""
     return _in_command
 
 
 @contextmanager
 def for_command() -> Iterator[None]:
-    """Writes the fixes of all messages as flags and commands while the command runs."""
+    """Makes all fixes in messages use flags and commands, inside a `with` block."""
     global _in_command
     was_in_command = _in_command
     _in_command = True
@@ -44,7 +45,7 @@ def for_command() -> Iterator[None]:
 
 
 def as_set(**settings: object) -> str:
-    """Returns settings with values as the caller writes them, between backticks.
+    """Returns settings with values in the form the user writes them, between backticks.
 
     `--run-dir FOLDER` on the command line, `run_dir="FOLDER"` in Python.
     """
@@ -54,12 +55,12 @@ def as_set(**settings: object) -> str:
 
 
 def as_option(plugin: str, **options: object) -> str:
-    """Returns options of a plugin with values as the caller writes them, between backticks.
+    """Returns a plugin's options with values in the form the user writes them, between backticks.
 
     `--ema.half-life 100ba` on the command line, `Ema(half_life="100ba")` in Python.
 
     Args:
-        plugin: its name, which is its class's in kebab-case.
+        plugin: the plugin's name, which must be its class's name in kebab-case.
     """
     if _in_command:
         return _flags({f"{plugin}.{name}": value for name, value in options.items()})
@@ -76,11 +77,11 @@ def _assignments(options: Mapping[str, object]) -> str:
 
 
 def allowing(change: str, name: str = "") -> str:
-    """Returns how the caller allows what differs from a run that is resumed, between backticks.
+    """Returns how the user allows a difference from the resumed run, between backticks.
 
     Args:
         change: an argument of `Allowed`.
-        name: of the plugin, where it is about one.
+        name: the plugin, if the difference concerns a plugin.
     """
     if _in_command:
         return shell(f"--allow-{change.replace('_', '-')}", *filter(None, [name]))
@@ -89,35 +90,35 @@ def allowing(change: str, name: str = "") -> str:
 
 
 def switch_off(name: str) -> str:
-    """Returns how the caller switches an installed plugin off: for this run, or in a file."""
+    """Returns how the user switches an installed plugin off: for this run, or in a file."""
     return shell("-p", f"no:{name}") if _in_command else disable_in_file(name)
 
 
 def disable_in_file(name: str) -> str:
-    """Returns the line that switches an installed plugin off for good."""
+    """Returns the line that permanently disables an installed plugin."""
     return f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
 
 
 @functools.cache
 def published() -> dict[str, str]:
-    """Returns the distribution of each plugin, command and package of the core's own repository."""
+    """Returns the distributions in the core's repository, by plugin, command or package name."""
     text = resources.files("eventloop").joinpath("published.txt").read_text("utf-8")
     return dict(line.split() for line in text.splitlines())
 
 
 def distribution_of(name: str) -> str:
-    """Returns the distribution that has a plugin, or would have by its name."""
+    """Returns the distribution of a plugin; for an unknown plugin, `eventloop-NAME`."""
     name = fold(name).replace("_", "-")
     return published().get(name, f"eventloop-{name}")
 
 
 def install(name: str, versions: str = "") -> str:
-    """Returns how a missing plugin is installed, or else how the installed ones are listed.
+    """Returns how to install a missing plugin; if its distribution isn't known, how to list plugins.
 
     Args:
-        name: of the plugin, command or option; a distribution that has it and is installed has no
-            plugin.
-        versions: the range that is needed, in pip's syntax.
+        name: the plugin, command or option. If its distribution is installed but has no such plugin,
+            the text says what the distribution is for.
+        versions: the required version range, in pip's syntax.
     """
     if use := use_without_plugin(name):
         return f"leave it out; {use}"
@@ -129,8 +130,11 @@ def install(name: str, versions: str = "") -> str:
 
 
 def use_without_plugin(name: str) -> str:
-    """Returns what an installed package without a plugin of its name is for; "" if there is no such package."""
-    import importlib_metadata  # not for every message
+    """Returns the use of an installed package that has no plugin of its name.
+
+    Returns "" if the package isn't installed, or has such a plugin.
+    """
+    import importlib_metadata  # imported only for such a message
 
     package = distribution_of(name)
     distribution = next(iter(importlib_metadata.distributions(name=package)), None)
@@ -158,6 +162,6 @@ def use_without_plugin(name: str) -> str:
 
 
 def pip(action: str, *requirements: str) -> str:
-    """Returns a command of pip's between backticks; no requirement is taken for an option."""
-    guard = ("--",) if any(one.startswith("-") for one in requirements) else ()
+    """Returns a pip command between backticks; a requirement can't be read as an option."""
+    guard = ("--",) if any(requirement.startswith("-") for requirement in requirements) else ()
     return shell("pip", *action.split(), *guard, *requirements)

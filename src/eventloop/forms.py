@@ -1,8 +1,8 @@
-"""Forms: checks of values that come from a checkpoint, and the dataclasses that they follow from.
+"""Forms: functions that check values from a checkpoint, derived from dataclasses.
 
-A part of a checkpoint is a dataclass that is declared beside the class whose state it is. `as_dict` writes
-it, `from_dict` reads it, and `form_of` is the check of what a file holds, which follows from the types of
-its fields.
+A part of a checkpoint is a dataclass that is declared next to the class whose state it is. `as_dict`
+converts it to a dict, `from_dict` converts it back, and `form_of` derives the check of a file's
+content from the types of the dataclass's fields.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class FormError(ValueError):
 
 
 P = ParamSpec("P")
-# Checks a value, whose path it is given for the message; raises FormError.
+# Checks a value; takes the value's path for the message; raises FormError.
 Form = Callable[[Any, str], None]
 
 
 def _form(check: Callable[Concatenate[Any, str, P], None]) -> Callable[P, Form]:
-    """Turns a check of a value, its path and more into a function that returns a `Form`."""
+    """Turns a check with additional arguments into a function of these that returns a `Form`."""
 
     def form(*args: P.args, **options: P.kwargs) -> Form:
         return lambda value, path: check(value, path, *args, **options)
@@ -55,14 +55,14 @@ def anything(value: Any, path: str) -> None:
 
 @_form
 def is_a(value: Any, path: str, /, *kinds: type, but: type | None = None) -> None:
-    """An instance of given types, excluding one type."""
+    """Checks that a value is an instance of one of the types, but not of the type `but`."""
     if not isinstance(value, kinds) or (but is not None and isinstance(value, but)):
         raise _refused(value, path, a(kinds[0].__name__))
 
 
 @_form
 def between(value: Any, path: str, low: float, high: float, number: Form | None = None, /) -> None:
-    """A number within inclusive bounds, by default an int; a NaN never matches."""
+    """Checks that a number, by default an int, is within inclusive bounds; a NaN never is."""
     (number or INT)(value, path)
     if not low <= value <= high:
         raise _refused(value, path, f"between {low:,} and {high:,}")
@@ -72,7 +72,7 @@ def between(value: Any, path: str, low: float, high: float, number: Form | None 
 def meets(
     value: Any, path: str, condition: Callable[[Any], bool], form: Form, expected: str, /
 ) -> None:
-    """Another form with an additional condition."""
+    """Checks that a value matches a form and meets a condition."""
     form(value, path)
     if not condition(value):
         raise _refused(value, path, expected)
@@ -80,14 +80,14 @@ def meets(
 
 @_form
 def optional(value: Any, path: str, form: Form, without: object = None, /) -> None:
-    """An optional value; a missing one is `without`."""
+    """Checks that a value is `without`, or matches a form."""
     if not (type(value) is type(without) and value == without):
         form(value, path)
 
 
 @_form
 def each(value: Any, path: str, form: Form, /, *, length: int | None = None) -> None:
-    """A list or tuple whose entries have a form."""
+    """Checks that every entry of a list or tuple matches a form."""
     if not isinstance(value, list | tuple):
         raise _refused(value, path, "a list")
     if length is not None and len(value) != length:
@@ -98,7 +98,7 @@ def each(value: Any, path: str, form: Form, /, *, length: int | None = None) -> 
 
 @_form
 def by_name(value: Any, path: str, form: Form, /) -> None:
-    """A dict with str keys whose values have a form."""
+    """Checks that every value of a dict with str keys matches a form."""
     _mapping(value, path)
     for key, entry in value.items():
         STR(key, f"a key of {path}")
@@ -107,7 +107,7 @@ def by_name(value: Any, path: str, form: Form, /) -> None:
 
 @_form
 def keys(value: Any, path: str, may_have: Mapping[str, Form] | None = None, /, **has: Form) -> None:
-    """A dict with required and optional keys; further keys are allowed."""
+    """Checks the values of a dict's required and optional keys; other keys are allowed."""
     _mapping(value, path)
     for key, form in has.items():
         if key not in value:
@@ -125,7 +125,7 @@ def _mapping(value: Any, path: str) -> None:
 
 def _refused(value: Any, path: str, expected: str) -> FormError:
     shown = one_line(repr(value), _MOST_CHARS)
-    if hasattr(type(value), "shape"):  # not by its class: torch isn't imported here
+    if hasattr(type(value), "shape"):  # a tensor; torch isn't imported here
         shown = f"a tensor of shape {tuple(value.shape)}"
     elif isinstance(value, Mapping | list | tuple):
         shown = f"{a(type(value).__name__)} of {len(value):,}"
@@ -137,12 +137,12 @@ STR = is_a(str)
 INT = is_a(int, but=bool)
 FLOAT = is_a(float, int, but=bool)
 COUNT = between(0, 2**53)
-SINCE = between(-1, 2**53)  # -1 stands for never
+SINCE = between(-1, 2**53)  # -1 means never
 RANKS = between(1, 2**16)
 SECONDS = between(0, 2**53, FLOAT)
 NAMED = by_name(anything)
 
-# Types of fields whose values have bounds.
+# Types for fields with bounds.
 NonNegativeInt = Annotated[int, COUNT]
 BatchOrNever = Annotated[int, SINCE]
 NumRanks = Annotated[int, RANKS]
@@ -152,9 +152,9 @@ _PLAIN: dict[Any, Form] = {Any: anything, bool: BOOL, str: STR, int: INT, float:
 
 @cache
 def form_of(kind: Any) -> Form:
-    """Returns the form of values of a type: a dataclass, or a type of its fields.
+    """Returns the form for a dataclass, or for a type of a dataclass's fields.
 
-    `Annotated[type, form]` has the form that it names. Fields with a default may be absent.
+    The form of `Annotated[type, form]` is `form`. Fields with a default may be missing.
     """
     origin = get_origin(kind)
     arguments = get_args(kind)
@@ -186,9 +186,9 @@ def _form_of_dataclass(kind: Any) -> Form:
 
 
 def as_dict(state: Any) -> dict[str, Any]:
-    """Returns a dataclass as a dict of its fields; fields that are dataclasses become dicts, too.
+    """Returns a dataclass as a dict of its fields; nested dataclasses become dicts, too.
 
-    Unlike `dataclasses.asdict` it copies no values: a tensor stays the run's own.
+    Unlike `dataclasses.asdict`, it doesn't copy values, so tensors are shared with the dataclass.
     """
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return {
@@ -198,10 +198,10 @@ def as_dict(state: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[T], saved: Mapping[str, Any]) -> T:
-    """Returns what `as_dict` was called on; keys that the dataclass doesn't have are ignored.
+    """Inverse of `as_dict`; keys that the dataclass doesn't have are ignored.
 
     Raises:
-        FormError: a value isn't of its field's type.
+        FormError: a value doesn't have its field's type.
     """
     hashable: Any = kind
     form_of(hashable)(saved, kind.__name__)
@@ -215,7 +215,7 @@ def from_dict(kind: type[T], saved: Mapping[str, Any]) -> T:
 
 
 def _dataclass_in(hint: Any) -> Any:
-    """Returns the dataclass that a field is, or may be; None for other fields."""
+    """Returns the dataclass that a field's type is or includes; None if there is no dataclass."""
     for candidate in (hint, *get_args(hint)):
         if dataclasses.is_dataclass(candidate):
             return candidate

@@ -15,7 +15,7 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*(.*?)\s*")
 def fold(name: str) -> str:
     """Folds a name to the form in which names are compared: lower case, no dashes.
 
-    `Label-Smoothing` and `label_smoothing` are one name.
+    `Label-Smoothing` and `label_smoothing` are the same name.
     """
     return name.lower().replace("-", "_")
 
@@ -31,7 +31,7 @@ def kebab(name: str) -> str:
 
 
 def camel(name: str) -> str:
-    """Writes a plugin's name as that of its class: `label-smoothing` is LabelSmoothing."""
+    """Writes a plugin's name as a class name: `label-smoothing` is LabelSmoothing."""
     return "".join(map(str.capitalize, fold(name).split("_")))
 
 
@@ -41,13 +41,13 @@ def full_name(kind: type) -> str:
 
 
 class FunctionName(str):
-    """The name of a function that was given as a value: what is known of it, not what it does."""
+    """The name of a function that is the value of an option; its code isn't compared."""
 
     __slots__ = ()
 
 
 def has_function(value: Any) -> bool:
-    """Returns whether a nest of values has the name of a function in it."""
+    """Returns whether a nest of values contains the name of a function."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
@@ -55,26 +55,30 @@ def has_function(value: Any) -> bool:
     return isinstance(value, FunctionName)
 
 
-def listed(objects: object, what: str) -> tuple[object, ...]:
-    """Returns plugins that were handed over in a list as a tuple; raises TypeError otherwise."""
+def listed(objects: object, argument_name: str) -> tuple[object, ...]:
+    """Returns a list of plugins as a tuple.
+
+    Raises:
+        TypeError: `objects` isn't a list; the message has the argument's name.
+    """
     if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
-        raise TypeError(f"{what}={objects!r} is not a list; write {what}=[...]")
+        raise TypeError(f"{argument_name}={objects!r} is not a list; write {argument_name}=[...]")
     return tuple(objects)
 
 
 def json_value(value: Any) -> Any:
-    """Returns a value as JSON can hold it; what it can't, as text."""
+    """Returns a value that JSON can store; values of other types as text."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, (list, tuple)):
-        return [json_value(one) for one in value]
+        return [json_value(entry) for entry in value]
     if isinstance(value, dict):
-        return {str(name): json_value(one) for name, one in value.items()}
+        return {str(name): json_value(entry) for name, entry in value.items()}
     return str(value)
 
 
 def brief(value: Any) -> str:
-    """Returns a value in a few words: functions and classes by name, objects by their class."""
+    """Returns a short description: functions and classes by name, objects by their class."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, functools.partial):
@@ -82,7 +86,7 @@ def brief(value: Any) -> str:
     if inspect.isroutine(value) or inspect.isclass(value):
         return value.__qualname__.rpartition("<locals>.")[2]
     if isinstance(value, Mapping):
-        listed = ", ".join(f"{name!r}: {brief(one)}" for name, one in value.items())
+        listed = ", ".join(f"{name!r}: {brief(entry)}" for name, entry in value.items())
         return f"{{{listed}}}"
     if type(value) in (list, tuple) and len(value) <= 8:
         return f"[{', '.join(map(brief, value))}]"
@@ -90,10 +94,10 @@ def brief(value: Any) -> str:
 
 
 def is_in_range(version: str, specifier: str) -> bool:
-    """Returns whether a version is in a range; pre-releases can be.
+    """Returns whether a version is in a range, which may include pre-releases.
 
     Args:
-        version: an invalid one is in no range.
+        version: an invalid version is in no range.
         specifier: in pip's syntax, ">=0.2,<1"; "" for any.
     """
     if not specifier:
@@ -123,9 +127,9 @@ def split_requirement(text: str) -> tuple[str, str] | None:
 
 
 def uncompiled_name(name: str) -> str:
-    """Returns the name of a parameter or buffer as it is without `torch.compile`.
+    """Returns the name that a parameter or buffer has without `torch.compile`.
 
-    `encoder._orig_mod.0.weight` is `encoder.0.weight`: a compiled module keeps the original as its
-    child of that name (torch 2.13), and no public function takes it out of the keys of a state dict.
+    `encoder._orig_mod.0.weight` becomes `encoder.0.weight`. A compiled module has the original as a
+    child of this name (torch 2.13), and no public function removes it from the keys of a state dict.
     """
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(segment for segment in name.split(".") if segment != "_orig_mod")

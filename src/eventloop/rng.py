@@ -30,28 +30,28 @@ def is_generator(value: object) -> bool:
 
 def global_generators() -> dict[str, Any]:
     """Returns the host's global generators by name, for `get_rng_state` and `set_rng_state`."""
-    shared: dict[str, Any] = {"python": random, "torch": torch.default_generator}
+    generators: dict[str, Any] = {"python": random, "torch": torch.default_generator}
     if numpy := sys.modules.get("numpy"):
-        shared["numpy"] = numpy.random
-    return shared
+        generators["numpy"] = numpy.random
+    return generators
 
 
 def global_rng_states() -> dict[str, Any]:
     """Returns the states of the host's global generators by name."""
-    return {name: get_rng_state(one) for name, one in global_generators().items()}
+    return {name: get_rng_state(generator) for name, generator in global_generators().items()}
 
 
 def set_global_rng_states(states: Mapping[str, Any]) -> None:
-    """Sets the host's global generators to states from `global_rng_states`, those that it names."""
+    """Sets the host's global generators to states from `global_rng_states`; others don't change."""
     if "numpy" in states:
         importlib.import_module("numpy")
-    for name, one in global_generators().items():
+    for name, generator in global_generators().items():
         if name in states:
-            set_rng_state(one, states[name])
+            set_rng_state(generator, states[name])
 
 
 def objects_of_global_generators() -> list[Any]:
-    """Returns the objects behind the host's global generators, which a run saves by themselves."""
+    """Returns the objects behind the host's global generators, whose states a run saves separately."""
     objects: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
     if numpy := sys.modules.get("numpy"):
         legacy = numpy.random.get_state.__self__
@@ -75,8 +75,8 @@ def set_rng_state(generator: Any, state: Any) -> None:
     """Sets a generator to a state from `get_rng_state`.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError, RuntimeError: it isn't the state
-            of a generator of this kind.
+        LookupError, TypeError, ValueError, AttributeError, RuntimeError: the state doesn't belong to
+            a generator of this kind.
     """
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
@@ -90,10 +90,13 @@ def set_rng_state(generator: Any, state: Any) -> None:
 
 
 def checked_numpy_state(state: Any) -> Any:
-    """Returns NumPy's state, whose position is checked, as it may point beyond its words (2.4)."""
+    """Returns a state for NumPy, after checking its position.
+
+    NumPy (2.4) doesn't check it, and would read beyond the generator's words.
+    """
     inner = state["state"] if isinstance(state["state"], Mapping) else {}
-    for position, most in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):
-        if type(position) is not int or not 0 <= position <= most:
+    for position, max_position in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):
+        if type(position) is not int or not 0 <= position <= max_position:
             raise ValueError(f"{position!r} is not a position of a {state['bit_generator']}")
     return state
 
@@ -114,7 +117,7 @@ def reseed(generator: Any, seed: int) -> None:
 def arrays_to_tensors(value: Any) -> Any:
     """Returns a nest with NumPy arrays replaced by tensors and the names of their dtypes."""
     if isinstance(value, Mapping):
-        return {key: arrays_to_tensors(one) for key, one in value.items()}
+        return {key: arrays_to_tensors(entry) for key, entry in value.items()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         raw = bytearray(value.tobytes())
@@ -125,21 +128,21 @@ def arrays_to_tensors(value: Any) -> Any:
 
 
 def tensors_to_arrays(value: Any) -> Any:
-    """Reverses `arrays_to_tensors`."""
+    """Inverse of `arrays_to_tensors`."""
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"array", "shape", "bytes"}:
         numpy = importlib.import_module("numpy")
         words = numpy.frombuffer(value["bytes"].numpy().tobytes(), value["array"])
         return words.reshape(value["shape"]).copy()
-    return {key: tensors_to_arrays(one) for key, one in value.items()}
+    return {key: tensors_to_arrays(entry) for key, entry in value.items()}
 
 
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy if it is imported, and torch on every device.
 
     Args:
-        seed: in [0, 2**32), the range of NumPy.
+        seed: in [0, 2**32), the range that NumPy accepts.
     """
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -153,7 +156,10 @@ def seed_of(text: str, num_bytes: int = 4) -> int:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Makes ranks draw different numbers from now on; rank 0 draws those of one process."""
+    """Seeds the global generators of a rank, so that ranks draw different numbers.
+
+    Rank 0 isn't seeded again, so it draws the same numbers as a single process.
+    """
     if rank:
         seed_everything(seed_of(f"{seed}/{rank}"))
 
@@ -161,18 +167,18 @@ def seed_rank(seed: int, rank: int) -> None:
 class HostGenerator(NamedTuple):
     """A global generator of the host, with a cheap check whether it has been used.
 
-    A Mersenne Twister stores its position in its words, and recomputes all words after the last
-    one. So its fingerprint is that position, some of the words, and the cached normal number, if
-    any.
+    A Mersenne Twister stores its position among its words, and recomputes all words after it has used
+    the last. Therefore, its fingerprint is the position, some of the words, and the cached normal
+    number, if any.
     """
 
-    fingerprint: Callable[[], Any]  # returns another value wherever the generator stands elsewhere
+    fingerprint: Callable[[], Any]  # returns a different value for each state of the generator
     get_state: Callable[[], Any]
     set_state: Callable[[Any], Any]
     seed: Callable[[int], Any]  # takes 64 bits
 
 
-_NUM_BYTES = 32  # of a Mersenne Twister's 2,500 that are looked at, its position among them
+_NUM_BYTES = 32  # the bytes to read of a Mersenne Twister's 2,500, including its position
 
 
 def host_generators() -> dict[str, HostGenerator]:
@@ -189,84 +195,97 @@ def host_generators() -> dict[str, HostGenerator]:
 
 
 def _memory(address: int, num_bytes: int) -> Any:
-    """Returns memory that `.raw` reads."""
+    """Returns an object whose attribute `raw` reads the current bytes at an address."""
     return (ctypes.c_char * num_bytes).from_address(address)
 
 
 def _fingerprint_of_python() -> Callable[[], Any]:
-    """Returns what reads its memory, if that is CPython's: `getstate` takes 100 times as long."""
+    """Returns a function that reads the memory of Python's generator, or else `random.getstate`.
+
+    `getstate` takes 100 times as long. Memory is read only if it has CPython's layout.
+    """
     generator: Any = random.random.__self__  # type: ignore[attr-defined]
     *words, position = random.getstate()[1]
     expected = array.array("I", [position, *words]).tobytes()
-    first, end = object.__basicsize__, random.Random.__base__.__basicsize__  # type: ignore[union-attr]
-    if not ctypes.string_at(id(generator) + first, end - first).startswith(expected):
+    state_offset, state_end = object.__basicsize__, random.Random.__base__.__basicsize__  # type: ignore[union-attr]
+    if not ctypes.string_at(id(generator) + state_offset, state_end - state_offset).startswith(
+        expected
+    ):
         return random.getstate
-    start = _memory(id(generator) + first, _NUM_BYTES)
-    return lambda: (start.raw, generator.gauss_next)
+    memory = _memory(id(generator) + state_offset, _NUM_BYTES)
+    return lambda: (memory.raw, generator.gauss_next)
 
 
 def _fingerprint_of_numpy(module: Any) -> Callable[[], Any]:
-    """Returns what reads its memory: the state of a Mersenne Twister takes 20 times as long.
+    """Returns a function that reads the memory of NumPy's generator, or else its state.
 
-    Where the flag and the normal number that waits lie is found by another generator.
+    Getting the state of a Mersenne Twister takes 20 times as long. The offset of the cached normal
+    number and its flag is found in another generator, whose number is known.
     """
     generator = module.get_state.__self__
     number = 0.123456789
     probe = type(generator)(0)
     probe.set_state({**probe.get_state(legacy=False), "has_gauss": 1, "gauss": number})
     memory = ctypes.string_at(id(probe), type(probe).__basicsize__)
-    first = memory.find(struct.pack("=qd", 1, number))
-    waiting = _memory(id(generator) + max(0, first), 16)
+    gauss_offset = memory.find(struct.pack("=qd", 1, number))
+    gauss_memory = _memory(id(generator) + max(0, gauss_offset), 16)
     bits: Any = None
-    end: Any = None
+    words_memory: Any = None
 
     def fingerprint() -> Any:
-        nonlocal bits, end
-        if (now := module.get_bit_generator()) is not bits:
-            bits = now
-            end = None
-            if type(bits).__name__ == "MT19937" and first >= 0:
-                end = _memory(bits.ctypes.state_address + 625 * 4 - _NUM_BYTES, _NUM_BYTES)
-        return repr(module.get_state(legacy=False)) if end is None else (end.raw, waiting.raw)
+        nonlocal bits, words_memory
+        if (current_bits := module.get_bit_generator()) is not bits:
+            bits = current_bits
+            words_memory = None
+            if type(bits).__name__ == "MT19937" and gauss_offset >= 0:
+                words_memory = _memory(bits.ctypes.state_address + 625 * 4 - _NUM_BYTES, _NUM_BYTES)
+        return (
+            repr(module.get_state(legacy=False))
+            if words_memory is None
+            else (words_memory.raw, gauss_memory.raw)
+        )
 
     return fingerprint
 
 
 def _fingerprint_of_torch() -> Callable[[], Any]:
-    """Returns what reads its memory, if that is as in torch 2.13: `get_state` takes 20 times as long.
+    """Returns a function that reads the memory of torch's generator, or else its state.
 
-    `_cdata` is its address, which has no public name. There lie seed, number of words left, a flag, position,
-    words, and the normal numbers that wait; another generator tells whether they do.
+    `get_state` takes 20 times as long. Memory is read only if it has the layout of torch 2.13: seed,
+    number of words left, a flag, position, words, and the cached normal numbers. A test with another
+    generator verifies the layout. `_cdata` is the address, which has no public name.
     """
 
-    def whole(generator: torch.Generator) -> bytes:
+    def full_state(generator: torch.Generator) -> bytes:
         state = generator.get_state()
         return ctypes.string_at(state.data_ptr(), state.numel())
 
     def reader(start: int) -> Callable[[], Any]:
         head = _memory(start, _NUM_BYTES)
-        waiting = _memory(start + 24 + 624 * 4, 17)  # a float and a double, each before its flag
+        normal_memory = _memory(
+            start + 24 + 624 * 4, 17
+        )  # a float and a double, each before its flag
 
         def fingerprint() -> tuple[Any, ...]:
             words = head.raw
-            normal = waiting.raw  # the flag is one byte of four
+            normal = normal_memory.raw  # a flag is the first of four bytes
             return words[:12], words[16:], normal[4] and normal[:4], normal[16] and normal[8:]
 
         return fingerprint
 
     probe: Any = torch.Generator().manual_seed(0x0123456789ABCDEF)
-    first = max(0, ctypes.string_at(probe._cdata, 256).find(whole(probe)[:12]))
-    fingerprint = reader(probe._cdata + first)
+    state_offset = max(0, ctypes.string_at(probe._cdata, 256).find(full_state(probe)[:12]))
+    fingerprint = reader(probe._cdata + state_offset)
     integers = torch.empty(624, dtype=torch.int32, device="cpu")
     normal = torch.empty((), dtype=torch.float64, device="cpu")
-    seen = [fingerprint()]
-    for drawn in (integers.random_, normal.normal_, normal.normal_):
-        drawn(generator=probe)
-        seen.append(fingerprint())
-    words = [one[:2] for one in seen]
-    if first and len({*seen}) == 4 and len({*words}) == 3 and words[2] == words[3]:
-        return reader(_TORCHS._cdata + first)
-    return lambda: whole(_TORCHS)
+    fingerprints = [fingerprint()]
+    for draw in (integers.random_, normal.normal_, normal.normal_):
+        draw(generator=probe)
+        fingerprints.append(fingerprint())
+    words = [seen_fingerprint[:2] for seen_fingerprint in fingerprints]
+    if state_offset and len({*fingerprints}) == 4 and len({*words}) == 3 and words[2] == words[3]:
+        return reader(_TORCHS._cdata + state_offset)
+    return lambda: full_state(_TORCHS)
 
 
 _TORCHS: Any = torch.default_generator
@@ -281,7 +300,7 @@ _HOST = {
 
 
 class KeptGenerators:
-    """The saved states of the global generators of Python, NumPy and torch, and others.
+    """Saved states of the global generators of Python, NumPy and torch, and of other generators.
 
     Args:
         others: additional generators.
@@ -290,28 +309,36 @@ class KeptGenerators:
         gpu: the state of the accelerator's generator, whose changes can't be detected.
     """
 
-    _last: ClassVar[tuple[dict[str, Any], dict[str, Any]]] = {}, {}
+    _latest: ClassVar[tuple[dict[str, Any], dict[str, Any]]] = {}, {}
 
     def __init__(self, others: Iterable[Any] = ()) -> None:
-        now = _fingerprints()
-        last, states = KeptGenerators._last  # they take longer to get than fingerprints
-        if now != last:
+        fingerprints = _fingerprints()
+        # States of generators that haven't moved are reused: getting them takes longer than a
+        # fingerprint.
+        last_fingerprints, states = KeptGenerators._latest
+        if fingerprints != last_fingerprints:
             states = {
-                name: states[name] if last.get(name) == one else _HOST[name].get_state()
-                for name, one in now.items()
+                name: states[name]
+                if last_fingerprints.get(name) == fingerprint
+                else _HOST[name].get_state()
+                for name, fingerprint in fingerprints.items()
             }
-            KeptGenerators._last = now, states
-        self._before = now
+            KeptGenerators._latest = fingerprints, states
+        self._fingerprints = fingerprints
         self._states = states
         self._accelerator = opened_accelerator()
         self.gpu = None if self._accelerator is None else self._accelerator.get_rng_state()
-        self._others = [(one, get_rng_state(one)) for one in others]
+        self._others = [(fingerprint, get_rng_state(fingerprint)) for fingerprint in others]
 
     def moved(self) -> set[str]:
         """Returns the names of the host's generators whose state has changed."""
-        if (now := _fingerprints()) == self._before:
+        if (fingerprints := _fingerprints()) == self._fingerprints:
             return set()
-        return {name for name, one in now.items() if self._before.get(name) != one}
+        return {
+            name
+            for name, fingerprint in fingerprints.items()
+            if self._before.get(name) != fingerprint
+        }
 
     def put_back(self) -> None:
         """Restores the saved states."""
@@ -324,7 +351,7 @@ class KeptGenerators:
 
 
 def _fingerprints() -> dict[str, Any]:
-    return {name: one[0]() for name, one in host_generators().items()}
+    return {name: generator[0]() for name, generator in host_generators().items()}
 
 
 @contextmanager

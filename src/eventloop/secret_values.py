@@ -1,9 +1,9 @@
 """Masks passwords, keys and tokens wherever options leave the process.
 
-Headers, manifests, checkpoints, locks, reports and trackers all get options from here. Names say
-what is secret, since most values alone don't: `api_key`, `password`, `hf_token`. A URL, and the token
-of a service whose tokens begin alike (`ghp_...`), are masked by their form, whatever the option is
-called.
+Headers, manifests, checkpoints, locks, reports and trackers all get options from here. Secrets are
+recognised by the option's name, such as `api_key`, `password` or `hf_token`, because most values don't
+show it. Passwords in URLs, and tokens of services with a known prefix (`ghp_...`), are masked under any
+name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _KEYS = {
     "access", "account", "api", "auth", "encryption", "license", "master", "private",
     "secret", "session", "signing", "ssh", "storage",
 }  # fmt: skip
-# Whose personal access tokens are called so: `github_pat`. `pat` alone may be a patience.
+# Services whose personal access tokens are named like `github_pat`. A name `pat` may mean patience.
 _SERVICES_WITH_PAT = {"azure", "databricks", "devops", "gh", "git", "github", "gitlab", "snowflake"}
-# What a token of a text is called. A tokenizer's setting changes the training, so it is shown.
+# Words in the names of tokens of a text, such as `pad_token`. These settings change the training, so
+# they must be shown.
 _TEXT_TOKENS = {
     "action", "answer", "assistant", "audio", "begin", "beginning", "blank", "bos", "boundary",
     "class", "cls", "decoder", "domain", "draft", "encoder", "end", "entity", "eod", "eos",
@@ -39,7 +40,7 @@ _TEXT_TOKENS = {
     "state", "stop", "style", "system", "target", "task", "text", "tgt", "think", "time", "tool",
     "trigger", "unk", "unknown", "user", "video", "vision", "word",
 }  # fmt: skip
-# Where a secret lies, or how long it is, is none.
+# A name that ends in one of these words isn't a secret, but a path to it, for example.
 _NO_SECRETS = {
     "dir", "env", "file", "folder", "id", "length", "name", "path", "type", "url", "var",
     "variable",
@@ -53,17 +54,17 @@ _PAIR = re.compile(
 )
 # A variable of an environment, `HF_TOKEN=...`, or a part of a connection string.
 _ASSIGNMENT = re.compile(r"(?<![\w.?&-])(?P<name>[A-Za-z_][\w-]*)=(?P<value>[^\s;,&\"'{}\[\]]+)")
-# Tokens of GitHub, GitLab, Hugging Face, OpenAI and those that follow it, and Slack.
+# Tokens of GitHub, GitLab, Hugging Face, OpenAI and compatible services, and Slack.
 _SERVICE_TOKEN = re.compile(
     r"(?<![\w-])(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z]{30,}"
     r"|sk-(?=[\w-]*\d)[\w-]{20,}|xox[abeprs]-[\w-]{10,})"
 )
-# The value of a header, whatever the header is called.
+# The value of an authorization header, under any name.
 _BEARER = re.compile(r"(?P<scheme>\b(?:Bearer|Basic) )[\w.~+/=-]{6,}")
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether an option of this name holds a secret, as far as its name says."""
+    """Returns whether the name of an option shows that its value is a secret."""
     words = _words(name)
     if not words or words[-1] in _NO_SECRETS:
         return False
@@ -75,20 +76,21 @@ def is_secret(name: str) -> bool:
 
 
 def shown(name: str, value: Any) -> Any:
-    """Returns an option's value as it may be shown, saved and sent: secrets are masked.
+    """Returns an option's value with secrets masked, so that it may be shown, saved and sent.
 
-    None, booleans and floating-point numbers stay. A mapping's values have the names of their keys.
+    None, booleans and floating-point numbers are never masked. The values of a mapping are judged by
+    their keys.
 
     Args:
-        name: the option's.
-        value: of any type; nests of lists, tuples and mappings are gone through.
+        name: the name of the option.
+        value: of any type; nests of lists, tuples and mappings are searched.
     """
     if isinstance(value, Mapping):
         if is_secret(name):
-            return {key: shown(name, part) for key, part in value.items()}
-        return {key: shown(str(key), part) for key, part in value.items()}
+            return {key: shown(name, entry) for key, entry in value.items()}
+        return {key: shown(str(key), entry) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(shown(name, part) for part in value)
+        return type(value)(shown(name, entry) for entry in value)
     if value is None or isinstance(value, (bool, float)) or value == "":
         return value
     if is_secret(name) and not _is_special_token(name, value):
@@ -99,9 +101,9 @@ def shown(name: str, value: Any) -> Any:
 
 
 def shown_text(text: str) -> str:
-    """Returns a text as it may be shown: without secrets of URLs, headers, variables and mappings.
+    """Returns a text with secrets in URLs, headers, variables and mappings masked.
 
-    Tokens of services are masked wherever they stand in it.
+    Tokens of services are masked anywhere in the text.
     """
     if text.lstrip().startswith(("{", "[")):
         text = _PAIR.sub(_shown_pair, text)
@@ -111,12 +113,12 @@ def shown_text(text: str) -> str:
 
 
 def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options as they may be shown, saved and sent."""
+    """Returns options with secrets masked, so that they may be shown, saved and sent."""
     return {name: shown(name, value) for name, value in options.items()}
 
 
 def shown_words(words: Sequence[str]) -> list[str]:
-    """Returns a command line as it may be shown: `--task.api-key ***`, `--task.token=***`."""
+    """Returns a command line with secrets masked: `--task.api-key ***`, `--task.token=***`."""
     result: list[str] = []
     is_value = False
     for word in words:
@@ -134,7 +136,7 @@ def shown_words(words: Sequence[str]) -> list[str]:
 
 
 def _shown_pair(pair: re.Match[str]) -> str:
-    """Returns a key and a value out of a mapping in a word, `{"password": "***"}`."""
+    """Returns a key and value of a mapping in a text with the value masked: `"password": "***"`."""
     value = pair["value"]
     if value.startswith("[") and re.search("[\"',]", value):  # a list, not the token `[SEP]`
         value = value[1:]
@@ -147,7 +149,7 @@ def _shown_assignment(assignment: re.Match[str]) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """Returns the words of a name: those of `apiKey` and `api-key` are api and key."""
+    """Returns the words of a name: `apiKey` and `api-key` are both "api" and "key"."""
     separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
     return [word for word in fold(separated).split("_") if word]
 
@@ -159,6 +161,6 @@ def _is_token(words: Sequence[str]) -> bool:
 
 
 def _is_special_token(name: str, value: object) -> bool:
-    """Returns whether a value is a token of a text, as `<image>` and `[SEP]` are."""
+    """Returns whether a value is a special token of a tokenizer, such as `<image>` or `[SEP]`."""
     is_token = _words(name)[-1] in ("token", "tokens")
     return is_token and isinstance(value, str) and bool(_SPECIAL_TOKEN.fullmatch(value))

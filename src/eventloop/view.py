@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class StateView(Protocol):
-    """The State as callbacks see it; `State` says what each attribute is.
+    """The State as callbacks see it; `State` documents the attributes.
 
-    A type checker finds an assignment before the run does. A State is one, too, so that a function
-    that only reads takes both.
+    A type checker reports assignments before a run. `State` implements this protocol, so a function
+    that only reads accepts both.
     """
 
     @property
@@ -151,43 +151,45 @@ class StateView(Protocol):
     def owner(self, action: str) -> str: ...
 
 
-# The protocol is the list of what is shown: what it lacks a callback doesn't see.
+# The protocol declares everything that a callback can read.
 _SHOWN = frozenset(name for name in vars(StateView) if not name.startswith("_"))
 
 _AS_ALGORITHM = (
-    "what changes the training is an algorithm: register it in eventloop.algorithms, or pass it to "
-    "Trainer(algorithms=...)"
+    "a plugin that changes the training is an algorithm: register it in eventloop.algorithms, or pass "
+    "it to Trainer(algorithms=...)"
 )
 
 
-def view_of(state: State, who: str) -> StateView:
+def view_of(state: State, origin: str) -> StateView:
     """Returns a callback's view of the State.
 
     Args:
-        who: plugin and hook, for messages.
+        state: the State of the run.
+        origin: plugin and hook, for messages.
     """
-    return cast("StateView", ReadOnlyState(state, who))
+    return cast("StateView", ReadOnlyState(state, origin))
 
 
 class ReadOnlyState:
-    """Implements `StateView`: what it declares can be read, and nothing can be assigned.
+    """Implements `StateView`: its attributes can be read, but not assigned.
 
-    It returns the real tensors and modules; `--check` finds callbacks that write into them.
+    Tensors and modules are the run's own, without protection; `--check` finds callbacks that write
+    into them.
     """
 
-    __slots__ = ("_state", "_who")
+    __slots__ = ("_origin", "_state")
 
-    def __init__(self, state: State, who: str) -> None:
+    def __init__(self, state: State, origin: str) -> None:
         object.__setattr__(self, "_state", state)
-        object.__setattr__(self, "_who", who)
+        object.__setattr__(self, "_origin", origin)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _SHOWN:
-            what = f"state.{name} isn't available to a callback"
+            message = f"state.{name} isn't available to a callback"
             if hasattr(State, name):
-                raise self._refusal(what)
+                raise self._refusal(message)
             hint = known_as(name, STATE, _SHOWN)
-            raise self._refusal(f"{what}{hint}", _fix_of_unknown(name))
+            raise self._refusal(f"{message}{hint}", _fix_of_unknown(name))
         value = getattr(self._state, name)
         if type(value) is dict:
             return ReadOnlyMapping(value, f"state.{name}", self._refusal)
@@ -196,31 +198,32 @@ class ReadOnlyState:
     def __setattr__(self, name: str, value: object) -> None:
         fix = _AS_ALGORITHM
         if not hasattr(State, name):
-            fix = f"keep it on the plugin: `self.{name} = ...`"
+            fix = f"store it on the plugin: `self.{name} = ...`"
         raise self._refusal(f"a callback assigned state.{name}, but it may only read", fix)
 
     def __delattr__(self, name: str) -> None:
         raise self._refusal(f"a callback deleted state.{name}, but it may only read")
 
-    def _refusal(self, what: str, fix: str = _AS_ALGORITHM) -> ReadOnlyStateError:
-        return ReadOnlyStateError(what, plugin=self._who, fix=fix)
+    def _refusal(self, message: str, fix: str = _AS_ALGORITHM) -> ReadOnlyStateError:
+        return ReadOnlyStateError(message, plugin=self._origin, fix=fix)
 
 
 def _fix_of_unknown(name: str) -> str:
-    """Returns what to do about an attribute that no State has."""
+    """Returns the fix for a name that isn't an attribute of State."""
     if name in STATE:
         return f"write `{STATE[name]}`"
     for similar_name in get_close_matches(name, _SHOWN, n=1):
-        return f"write `state.{similar_name}`, or keep a value of the plugin's own on `self`"
-    return "keep a value of the plugin's own on `self`; `StateView` lists what a callback can read"
+        return f"write `state.{similar_name}`, or store a value of the plugin on `self`"
+    return "store a value of the plugin on `self`; `StateView` lists the attributes for callbacks"
 
 
 class ReadOnlyMapping(Mapping[str, Any]):
-    """A mapping that refuses item assignment, nested ones included.
+    """A mapping that refuses item assignment, also in nested mappings.
 
     Args:
-        name: how it is reached: `state.eval_metrics`.
-        refuse: makes the error of what was tried.
+        mapping: the mapping to read from.
+        name: the expression for the mapping: `state.eval_metrics`.
+        refuse: returns the error for a message.
     """
 
     __slots__ = ("_mapping", "_name", "_refuse")
