@@ -71,9 +71,9 @@ def test_a_folder_that_was_a_checkpoint_is_not_taken_for_a_pretrained_model(file
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ({"weight": "../model.safetensors"}, "isn't one of names of files"),
-        ({"weight": 3}, "isn't one of names of files"),
-        ([], "isn't one of names of files"),
+        ({"weight": "../model.safetensors"}, "doesn't map to names of files"),
+        ({"weight": 3}, "doesn't map to names of files"),
+        ([], "doesn't map to names of files"),
         ({"weight": "gone.safetensors"}, r"gone.safetensors can't be loaded"),
         ({"other": "model-00001-of-00003.safetensors"}, "says that it has 'other', but it doesn't"),
     ],

@@ -175,7 +175,7 @@ def test_a_version_that_never_was_is_refused(version, folder, refused, monkeypat
     (folder / manifest.MANIFEST).write_bytes(manifest.manifest_bytes(found))
     monkeypatch.undo()
 
-    assert "there is no version" in refused()
+    assert "the format has no version" in refused()
 
 
 def test_an_older_version_has_its_reader(folder, same, monkeypatch):

@@ -82,7 +82,7 @@ def test_latest_goes_back_to_one_that_verifies(three, damage):
     assert refused == [
         (
             three.folder / "ba00000003",
-            "model.safetensors: its bytes aren't those that were written: the digest differs",
+            "model.safetensors: its bytes have changed since it was written: the digest differs",
         ),
         (three.folder / "ba00000002", "manifest.json: it is empty"),
     ]

@@ -161,5 +161,5 @@ def test_a_long_wait_is_told_of(run, saved, monkeypatch):
     """Reading hundreds of gigabytes takes minutes, in which nothing else would be said."""
     monkeypatch.setattr("eventloop.cli.checkpoints_list._SLOW_BYTES", 1000)
 
-    assert "`--quick` compares sizes alone" in run("checkpoints", RUN).err
+    assert "`--quick` compares only sizes" in run("checkpoints", RUN).err
     assert run("checkpoints", RUN, "--quick").err == ""

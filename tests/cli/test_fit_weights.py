@@ -67,8 +67,8 @@ def test_weights_that_do_not_fit_stop_a_fit(run, tiny):
     ("argv", "message"),
     [
         (["--weights", "m.safetensors"], "there is no file 'm.safetensors'"),
-        (["--best"], "--best, but no --weights"),
-        (["--not-strict"], "--not-strict, but no --weights"),
+        (["--best"], "--best has no effect without --weights"),
+        (["--not-strict"], "--not-strict has no effect without --weights"),
         (["--export-best"], "but --export isn't given"),
         (
             ["--export-best", "--export", "m.safetensors"],

@@ -313,7 +313,7 @@ def test_processes_that_a_rank_leaves_behind_end_with_the_run(start, tiny, way):
     assert ran.returncode == 0, ran.stderr
     name = "sleep" if way == "child" else r"python\S*"
     assert re.search(
-        rf"^rank 1 has left processes behind, which end: {name} \({pid}\)$", ran.stderr
+        rf"^rank 1 has left processes behind, now ended: {name} \({pid}\)$", ran.stderr
     )
     stat = Path("/proc", pid, "stat")
     assert not stat.exists() or ") Z " in stat.read_text()

@@ -37,7 +37,7 @@ def test_what_is_said_of_weights_needs_some(flag, run, tiny):
     ran = run("eval", "tiny.py", flag)
 
     assert ran.status == 2
-    assert f"{flag}, but no --weights" in ran.err
+    assert f"{flag} has no effect without --weights" in ran.err
 
 
 @pytest.mark.parametrize("command", ["eval", "predict"])

@@ -25,4 +25,4 @@ def test_where_no_best_is_known_that_is_told(run, tiny):
     ran = run("eval", "tiny.py", "--no-plugins", "--best", "--weights", "other")
 
     assert ran.status == 2
-    assert "no checkpoint of 'other' is said to be of the best" in ran.err
+    assert "'other' has no checkpoint of the best" in ran.err

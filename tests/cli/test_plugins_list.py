@@ -243,5 +243,5 @@ def test_a_stdout_that_takes_nothing(command, where, status, clean):
 
     assert done.returncode == status, done.stderr
     if status:
-        assert done.stderr.startswith("UsageError: what the command prints can't be written: No sp")
+        assert done.stderr.startswith("UsageError: the command's output can't be written: No sp")
     assert "Traceback" not in done.stderr

@@ -88,7 +88,7 @@ def test_a_file_never_takes_the_name_of_a_module_that_is_in_use(clean):
         ("no.such.module", "there is no module"),
         (
             ".",
-            ". is a folder\n  files  tiny.py\n  fix    name the one with the task: `eventloop fit tiny.py`",
+            ". is a folder\n  files  tiny.py\n  fix    name the file with the task: `eventloop fit tiny.py`",
         ),
         ("./", "./ is a folder"),
         ("..", ".. is a folder\n  files  none that ends in .py"),
@@ -148,7 +148,7 @@ def test_a_function_that_returns_no_task_is_refused(clean):
     """A forgotten `return` is the most common case."""
     (clean / "none_task.py").write_text("def task(): pass")
 
-    with pytest.raises(TaskFileError, match=r"task\(\) returns None, which is no task"):
+    with pytest.raises(TaskFileError, match=r"task\(\) returns None, which isn't a task"):
         load_task_file("none_task.py").build({})
 
 
@@ -168,7 +168,7 @@ def test_a_function_that_returns_no_task_is_refused(clean):
                 "a data set with samples: it has none to shuffle",
             ],
         ),
-        ("from . import data", ["ImportError", "write `import helpers` for a file beside it"]),
+        ("from . import data", ["ImportError", "write `import helpers` for a file in its folder"]),
     ],
 )
 def test_a_task_that_raises_is_told_with_file_and_line(clean, code, parts):

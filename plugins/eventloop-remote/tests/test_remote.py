@@ -113,7 +113,7 @@ def test_latest_goes_back_to_one_that_verifies(bucket, three, another):
 
     assert path.name == "ba00000001"
     assert [one.name for one, _ in refused] == ["ba00000003", "ba00000002"]
-    assert "model.safetensors: its bytes aren't those that were written" in refused[0][1]
+    assert "model.safetensors: its bytes have changed since it was written" in refused[0][1]
     assert "manifest.json: it is damaged" in refused[1][1]
     assert read_checkpoint(another().download(path)).facts == {"batch": 1}
 

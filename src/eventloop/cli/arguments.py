@@ -29,7 +29,9 @@ class CommandOption:
     """An option of the command itself, not a setting.
 
     Args:
+        name: without dashes in front, `print-config`.
         metavar: the name of its value in help; "" for a switch without a value.
+        doc: its description in help.
     """
 
     name: str
@@ -39,9 +41,12 @@ class CommandOption:
 
 @dataclass(frozen=True)
 class Command:
-    """What a subcommand accepts besides settings and options.
+    """The description of a command, and the arguments that it accepts.
 
     Args:
+        name: with its subcommand, `plugins show`.
+        summary: its description in help.
+        options: its own options.
         argument: its positional arguments, "A B" for two; in brackets if optional, "" for none.
         takes_plugins: whether plugins can be chosen, and settings read from a file.
         takes_options: whether settings, and options of plugins, have an effect.
@@ -56,16 +61,16 @@ class Command:
 
     @property
     def takes_task(self) -> bool:
-        """Whether it takes a task, and so settings and options."""
+        """Whether the command takes a task, and therefore settings and options."""
         return self.argument == "TASK"
 
     @property
     def usage(self) -> str:
-        """Its usage: `eventloop fit TASK [OPTIONS]`."""
+        """The usage line: `eventloop fit TASK [OPTIONS]`."""
         return " ".join(filter(None, ["eventloop", self.name, self.argument, "[OPTIONS]"]))
 
     def all_options(self) -> dict[str, CommandOption]:
-        """Returns its options and those of every command, by folded name."""
+        """Returns its own options and the options of every command, by folded name."""
         common = _COMMON if self.takes_plugins else (_HELP,)
         return {fold(option.name): option for option in (*common, *self.options)}
 
@@ -77,9 +82,9 @@ class Arguments:
     Args:
         task: TASK, or another positional argument, as typed; "" if it is missing.
         flags: settings and options as text, by folded key.
-        typed_names: each of them as it was typed, `--Max_Duration`, by folded key.
+        typed_names: the keys of `flags` as they were typed, `--Max_Duration`, by folded key.
         given: the values of the command's own options, by folded name; "" for a switch.
-        choice: what `-p` and `--no-plugins` say.
+        choice: the plugins that `-p` and `--no-plugins` select.
         words: all positional arguments.
         argv: the whole command line.
     """
@@ -93,20 +98,20 @@ class Arguments:
     typed_names: dict[str, str] = field(default_factory=dict)
 
     def path(self, name: str) -> Path | None:
-        """Returns the value of an option of the command that is a path."""
+        """Returns the value of an own option as a path; None if it isn't set."""
         return Path(self.given[name]) if name in self.given else None
 
     def count(self, name: str, default: int = 1) -> int:
-        """Returns the value of an option of the command that counts something.
+        """Returns the value of an own option as a count.
 
         Raises:
-            UsageError: it isn't a whole number, or less than 1.
+            UsageError: it isn't a whole number, or is less than 1.
         """
         text = self.given.get(fold(name), str(default))
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
             raise UsageError(
                 f"{flag(name)} takes a whole number, 1 or more, not {text!r}",
-                fix=f"write `{flag(name)} 2`, say",
+                fix=f"write a number, such as `{flag(name)} 2`",
             )
         return int(text)
 
@@ -115,7 +120,7 @@ _HELP = CommandOption("help", "", "show this help")
 _COMMON = (
     CommandOption("help", "", "show this help; with TASK, its options too"),
     CommandOption("config", "FILE", "read settings and options from a YAML file"),
-    CommandOption("no-plugins", "", "leave installed plugins out, but for those named with -p"),
+    CommandOption("no-plugins", "", "leave installed plugins out, except plugins named with -p"),
 )
 
 
@@ -123,8 +128,8 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
     """Parses a command line; long options can have dashes or underscores.
 
     Raises:
-        UsageError: an option lacks its value, an option of the command is given twice, or there are
-            too many positional arguments.
+        UsageError: an option lacks its value, an own option is given twice, or there are too many
+            positional arguments.
     """
     options = command.all_options()
     switches = {name for name, option in options.items() if not option.metavar}
@@ -150,7 +155,7 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
             elif value and key in given:
                 raise UsageError(
                     f"{name} is given twice, as {given[key]!r} and as {value!r}",
-                    fix="leave one of them out; what two files say belongs into one",
+                    fix="leave one of them out; merge two files into one",
                 )
             given[key] = value
         else:
@@ -167,27 +172,31 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
 def _unexpected(
     word: str, argv: Sequence[str], options: Mapping[str, CommandOption], command: Command
 ) -> UsageError:
-    """Returns the error for a word too many; it may be meant as the value of a switch before it."""
-    flag_before = argv[argv.index(word) - 1] if word in argv[1:] else ""
-    option = options.get(fold(flag_before.removeprefix("--"))) if flag_before[:2] == "--" else None
+    """Returns the error for a surplus word, which may be meant as the value of a switch before it."""
+    previous_word = argv[argv.index(word) - 1] if word in argv[1:] else ""
+    option = (
+        options.get(fold(previous_word.removeprefix("--"))) if previous_word[:2] == "--" else None
+    )
     if option is None or option.metavar:
         return UsageError(f"{word!r} isn't expected here", fix=f"write it as `{command.usage}`")
-    fix = f"write {shell(flag_before)} alone"
-    base = flag_before.rpartition("-")[0]
+    fix = f"write only {shell(previous_word)}"
+    base = previous_word.rpartition("-")[0]
     owner = options.get(fold(base.removeprefix("--")))
-    if owner is not None and owner.metavar:  # --export-best says something of --export
-        fix = f"write {shell(base, word, flag_before)}"
-    return UsageError(f"{flag_before} takes no value, but {word!r} follows", fix=fix)
+    if owner is not None and owner.metavar:  # --export-best modifies --export, which takes a value
+        fix = f"write {shell(base, word, previous_word)}"
+    return UsageError(f"{previous_word} takes no value, but {word!r} follows", fix=fix)
 
 
 def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str] = ()) -> None:
     """Refuses settings and options that would have no effect.
 
     Args:
-        allowed: the settings with an effect; if there are any, plugin options have one, too.
+        arguments: the parsed command line.
+        command: the command.
+        allowed: the settings that have an effect. If there are any, plugin options are allowed, too.
 
     Raises:
-        UsageError: there are others.
+        UsageError: the command line has other settings or options.
     """
     for key in arguments.flags:
         if allowed and ("." in key or key in allowed):
@@ -201,13 +210,13 @@ def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str
 
 def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]:
     """Yields each option with its value; a positional argument has the name ""."""
-    rest = iter(argv)
-    for word in rest:
+    words = iter(argv)
+    for word in words:
         name, equals, value = word.partition("=")
         if word == "-h":
             yield "--help", ""
         elif word.startswith("-p") and not word.startswith("--"):
-            yield "-p", word[2:].removeprefix("=") or _value("-p", next(rest, None))
+            yield "-p", word[2:].removeprefix("=") or _value("-p", next(words, None))
         elif not word.startswith("-") or word == "-":
             yield "", word
         elif not word.startswith("--"):
@@ -217,19 +226,21 @@ def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]
                 raise UsageError(f"{name} takes no value, but got {value!r}", fix=f"write `{name}`")
             yield name, ""
         else:
-            yield name, value if equals else _value(name, next(rest, None), switches)
+            yield name, value if equals else _value(name, next(words, None), switches)
 
 
 def _value(name: str, word: str | None, switches: Iterable[str] = ()) -> str:
     if word is None or (word.startswith("-") and not _NEGATIVE.fullmatch(word)):
-        found = "nothing" if word is None else repr(word)
-        flags = sorted(f"--{one.replace('_', '-')}" for one in switches)
+        following = "nothing" if word is None else repr(word)
+        flags = sorted(f"--{switch.replace('_', '-')}" for switch in switches)
         plugin = name.lstrip("-")
-        other = f", or {shell('-p', plugin)} for the plugin; where it is missing, {install(plugin)}"
+        plugin_hint = (
+            f", or {shell('-p', plugin)} for the plugin; where it is missing, {install(plugin)}"
+        )
         raise UsageError(
-            f"{name} needs a value, but {found} follows"
+            f"{name} needs a value, but {following} follows"
             f"{closest(name, flags, 'the closest that takes none')}",
-            fix=f"write `{name}=VALUE`{other if plugin in published() else ''}",
+            fix=f"write `{name}=VALUE`{plugin_hint if plugin in published() else ''}",
         )
     return word
 
@@ -239,8 +250,8 @@ def _choice(choice: Choice, flags: dict[str, str], no_plugins: bool) -> Choice:
         return choice
     if "autoload" in flags:
         raise UsageError(
-            f"--no-plugins and --autoload {flags['autoload']} say the same thing twice, or "
-            "contradict each other",
+            f"--no-plugins and --autoload {flags['autoload']} are redundant or contradict each "
+            "other",
             fix="leave one of them out",
         )
     return replace(choice, autoload=False, autoload_reason="--no-plugins")
@@ -259,7 +270,7 @@ CHANGES = (
 
 def configuration_of(arguments: Arguments) -> Configuration:
     """Reads the configuration from command line, environment and files, as `fit` does."""
-    from eventloop.config.configuration import Configuration  # which not every command needs
+    from eventloop.config.configuration import Configuration  # not needed by every command
 
     return Configuration.read(
         arguments.flags,
@@ -271,8 +282,8 @@ def configuration_of(arguments: Arguments) -> Configuration:
 
 
 def allowed(arguments: Arguments) -> Allowed:
-    """Reads what may differ from the resumed run; names are separated by commas."""
-    from eventloop.run.differences import Allowed  # with torch, which not every command needs
+    """Reads the `--allow-` options, which accept differences from the resumed run."""
+    from eventloop.run.differences import Allowed  # imports torch, not needed by every command
 
     given = arguments.given
     return Allowed(
@@ -288,31 +299,32 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> str:
-    """Returns the whole help text.
+    """Returns the help text of a command.
 
     Args:
+        command: the command.
         sections: further headings, each with its text.
     """
-    of_plugins = [
+    plugin_entries = [
         ("-p NAME, -p no:NAME", "insist on a plugin, or switch it off"),
         ("-p FILE.py:CLASS", "add a plugin that isn't packaged; or MODULE:CLASS"),
     ]
-    about = of_plugins if command.takes_plugins else []
+    entries = plugin_entries if command.takes_plugins else []
     for option in command.all_options().values():
-        about.append((f"{flag(option.name)} {option.metavar}".strip(), option.doc))
-    parts = [f"usage: {command.usage}", textwrap.fill(command.summary, _WIDTH)]
+        entries.append((f"{flag(option.name)} {option.metavar}".strip(), option.doc))
+    paragraphs = [f"usage: {command.usage}", textwrap.fill(command.summary, _WIDTH)]
     if command.takes_task:
-        parts.append(
+        paragraphs.append(
             "TASK is a file or a dotted module with a function `task`, a `Task` object named "
             "`task`, or hook implementations."
         )
-    own = ("options", "\n".join(_entry(*one) for one in about))
-    parts += [f"{heading}:\n{text}" for heading, text in (own, *sections)]
-    return "\n\n".join(parts)
+    own_section = ("options", "\n".join(_entry(*entry) for entry in entries))
+    paragraphs += [f"{heading}:\n{text}" for heading, text in (own_section, *sections)]
+    return "\n\n".join(paragraphs)
 
 
 def options_help(options: Mapping[str, Option], section: str = "") -> str:
-    """Formats options, each with type and default."""
+    """Formats options with their types and defaults."""
     return "\n".join(
         _entry(f"{flag(option.name, section)} {option.type_name}", _described(option))
         for option in options.values()
@@ -321,8 +333,8 @@ def options_help(options: Mapping[str, Option], section: str = "") -> str:
 
 def _described(option: Option) -> str:
     default = "none" if option.default is None else option.default
-    how = "required" if option.required else f"default: {default}"
-    return f"{option.doc} ({how})".strip()
+    requirement = "required" if option.required else f"default: {default}"
+    return f"{option.doc} ({requirement})".strip()
 
 
 def _entry(name: str, doc: str) -> str:

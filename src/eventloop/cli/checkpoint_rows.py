@@ -1,4 +1,4 @@
-"""Describes a checkpoint as a row of a table, from its manifest and from the run's."""
+"""Describes a checkpoint as a row of a table, from its manifest and the run's manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_SHOWN = 120  # characters of a name
 
 
 def tested_at(checkpoints: Sequence[FoundCheckpoint[Any]]) -> tuple[str, dict[str, int | float]]:
-    """Returns the name of the checkpoint whose weights a run's test sets used, and the results."""
+    """Returns the name of the checkpoint whose weights the test sets used, and their results."""
     manifests = [_mapping(checkpoint.facts.get("manifest")) for checkpoint in checkpoints]
     if checkpoints and isinstance(checkpoints[0].path, Path):
         folder = checkpoints[0].path.absolute().parent
@@ -45,7 +45,13 @@ def content(
     verified: bool | None,
     tested: tuple[str, Mapping[str, int | float]],
 ) -> dict[str, Any]:
-    """Describes a checkpoint as JSON values; `verified` is None if it wasn't read."""
+    """Describes a checkpoint as JSON values.
+
+    Args:
+        checkpoint: its facts aren't trusted.
+        verified: whether its files are undamaged; None if they weren't read.
+        tested: the result of `tested_at`.
+    """
     tested_name, test_metrics = tested
     saved_at = saved(checkpoint.path)
     facts = checkpoint.facts
@@ -70,9 +76,9 @@ def content(
 
 
 def saved(path: Place) -> datetime | None:
-    """Returns when a checkpoint's manifest, its last file, was written; None if unknown."""
+    """Returns the time when a checkpoint's manifest, its last file, was written; None if unknown."""
     if not isinstance(path, Path):
-        return None  # few stores tell
+        return None  # few storages have it
     with suppress(OSError, ValueError, OverflowError):
         return datetime.fromtimestamp((path / MANIFEST).lstat().st_mtime).astimezone()
     return None
@@ -110,7 +116,7 @@ def _text(value: object) -> str | None:
 
 
 def _number(value: object) -> int | float | None:
-    """Returns a number; None for anything else, and for ints too large for Python to print."""
+    """Returns a number; None for other types, and for ints too large for Python to print."""
     if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
         return value
     return None

@@ -11,10 +11,10 @@ GROUP = CommandGroup(
     "Lists the checkpoints of a run, verifies them, and compares two.",
     {
         "list": "a run's checkpoints: when saved, how large, whether they verify, metrics, plugins",
-        "verify": "which files aren't what was written; exit status 4 if any isn't",
-        "diff": "what differs between two: configuration, plugins, tensors; exit status 1 if anything",
+        "verify": "the files that have changed since they were written; exit status 4 if there are any",
+        "diff": "differences of two: configuration, plugins, tensors; exit status 1 if there are any",
     },
-    "RUN is a run's folder or URL, or the `checkpoints` in it. Where one checkpoint is needed, a run means\n"
-    "its newest that verifies. See also `eventloop checkpoints SUBCOMMAND --help`.",
+    "RUN is a run's folder or URL, or the `checkpoints` in it. Where a single checkpoint is needed, a run\n"
+    "means its newest that verifies. See also `eventloop checkpoints SUBCOMMAND --help`.",
     list_argument="RUN",
 )

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "checkpoints diff",
-    "Compares two checkpoints: configuration, task, plugins, what else is known of them, and all "
-    "that training goes on from, tensors by name with the largest absolute difference. A and B are "
-    "folders or URLs of checkpoints, or of runs, which stand for their newest that verifies. What no two "
-    "runs share is left out: seconds, and what plugins keep as `of_this_run`. Exit status 1 if anything "
-    "else differs.",
+    "Compares two checkpoints: configuration, task, plugins, other facts, and the whole state of the "
+    "training, with the largest absolute difference of each tensor. A and B are folders or URLs of "
+    "checkpoints, or of runs, which mean their newest that verifies. Values that differ between any two "
+    "runs are left out: seconds, and the state that plugins save as `of_this_run`. Exit status 1 if "
+    "there is any other difference.",
     (
-        CommandOption("state", "", "compare only what training resumes from"),
+        CommandOption("state", "", "compare only the state that training resumes from"),
         JSON,
     ),
     argument="A B",
@@ -45,14 +45,17 @@ def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
     while True:
         with ExitStack() as stack:
-            both = [stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)]
-            paths, places = zip(*both, strict=True)
+            named_checkpoints = [
+                stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)
+            ]
+            paths, places = zip(*named_checkpoints, strict=True)
             try:
                 comparison = _compared(paths, only_state="state" in arguments.given)
                 break
             except CheckpointError:
                 if all(map(os.path.lexists, paths)):
-                    raise  # otherwise a run under way has removed one, and has others
+                    raise
+                # An active run has removed one of the checkpoints meanwhile: find the newest again.
     if "json" in arguments.given:
         write_json(_content(places, comparison))
     else:
@@ -61,7 +64,13 @@ def run(arguments: Arguments) -> int:
 
 
 class _Comparison(NamedTuple):
-    """The differences: by subject, in the task's file, and ignored ones."""
+    """The differences between two checkpoints.
+
+    Attributes:
+        sections: the differences by subject.
+        source: the lines of a diff of the tasks' files.
+        left_out: the kinds of differences that were ignored.
+    """
 
     sections: dict[str, list[ValueDifference]]
     source: list[str]
@@ -73,33 +82,44 @@ class _Comparison(NamedTuple):
 
 
 def _compared(paths: Sequence[Path], *, only_state: bool) -> _Comparison:
-    first, second = (read_checkpoint(path, only=()) for path in paths)
+    first_checkpoint, second_checkpoint = (read_checkpoint(path, only=()) for path in paths)
     sections: dict[str, list[ValueDifference]] = {}
     source: list[str] = []
     if not only_state:
-        sections, source = _sections(first.facts, second.facts)
-    of_state = list(_state(first, second))
-    sections["state"] = [difference for difference in of_state if not difference.of_one_run]
-    left_out = {difference.of_one_run for difference in of_state if difference.of_one_run}
+        sections, source = _sections(first_checkpoint.facts, second_checkpoint.facts)
+    state_differences = list(_state(first_checkpoint, second_checkpoint))
+    sections["state"] = [
+        difference for difference in state_differences if not difference.of_one_run
+    ]
+    left_out = {difference.of_one_run for difference in state_differences if difference.of_one_run}
     return _Comparison(sections, source, sorted(left_out))
 
 
 def _sections(
-    first: Mapping[str, Any], second: Mapping[str, Any]
+    first_facts: Mapping[str, Any], second_facts: Mapping[str, Any]
 ) -> tuple[dict[str, list[ValueDifference]], list[str]]:
-    """Compares the descriptions of two checkpoints; the task's file as the lines of a diff."""
-    first = _arranged(first)
-    second = _arranged(second)
-    source = _source_difference(_task(first), _task(second))
-    if source:  # which says more than two digests
-        for task in (_task(first), _task(second)):
+    """Compares the descriptions of two checkpoints.
+
+    Returns:
+        The differences by subject, and the lines of a diff of the tasks' files.
+    """
+    first_facts = _arranged(first_facts)
+    second_facts = _arranged(second_facts)
+    source = _source_difference(_task(first_facts), _task(second_facts))
+    if source:  # the diff replaces the difference of two texts and digests
+        for task in (_task(first_facts), _task(second_facts)):
             del task["source"]
             task.pop("digest", None)
-    return {name: list(differences(first[name], second[name])) for name in first}, source
+    return {
+        name: list(differences(first_facts[name], second_facts[name])) for name in first_facts
+    }, source
 
 
 def _arranged(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns facts by subject; plugins by name, so that an added one doesn't shift the others."""
+    """Returns facts by subject.
+
+    Plugins are arranged by name, so that an additional plugin doesn't shift the others.
+    """
     other_facts = dict(facts)
     manifest = {}
     if isinstance(other_facts.get("manifest"), dict):
@@ -107,9 +127,9 @@ def _arranged(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     configuration = {name: manifest.pop(name) for name in _CONFIGURATION if name in manifest}
     if isinstance(configuration.get("task"), dict):
         configuration["task"] = dict(configuration["task"])
-    line = manifest.get("command_line")
-    if isinstance(line, list) and all(isinstance(word, str) for word in line):
-        manifest["command_line"] = shlex.join(line)
+    command_line = manifest.get("command_line")
+    if isinstance(command_line, list) and all(isinstance(word, str) for word in command_line):
+        manifest["command_line"] = shlex.join(command_line)
     names = [name for name in ("plugins", "off", "absent", "order") if name in manifest]
     plugins = {name: _by_name(manifest.pop(name)) for name in names}
     other_facts |= manifest
@@ -131,10 +151,10 @@ def _task(arranged: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return task if isinstance(task, dict) else {}
 
 
-def _source_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of a diff of two tasks' files; none if one of them is unknown."""
-    first_text = first.get("source")
-    second_text = second.get("source")
+def _source_difference(first_task: Mapping[str, Any], second_task: Mapping[str, Any]) -> list[str]:
+    """Returns the lines of a diff of two tasks' files; none if either file is unknown."""
+    first_text = first_task.get("source")
+    second_text = second_task.get("source")
     if not isinstance(first_text, str) or not isinstance(second_text, str):
         return []
     first_lines = first_text.splitlines()
@@ -144,12 +164,16 @@ def _source_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> l
     return list(difflib.unified_diff(first_lines, second_lines, "A", "B", n=1, lineterm=""))
 
 
-def _state(first: Checkpoint, second: Checkpoint) -> Iterator[ValueDifference]:
-    """Compares the parts; loads one tensor at a time of each checkpoint."""
-    for name in sorted({*first.names, *second.names}):
-        if name in first.names and name in second.names:
-            yield from differences(_part(first, name), _part(second, name), times=True)
-        elif name in first.names:
+def _state(
+    first_checkpoint: Checkpoint, second_checkpoint: Checkpoint
+) -> Iterator[ValueDifference]:
+    """Compares the parts, loading one tensor of each checkpoint at a time."""
+    for name in sorted({*first_checkpoint.names, *second_checkpoint.names}):
+        if name in first_checkpoint.names and name in second_checkpoint.names:
+            yield from differences(
+                _part(first_checkpoint, name), _part(second_checkpoint, name), times=True
+            )
+        elif name in first_checkpoint.names:
             yield ValueDifference(name, "there", "not there")
         else:
             yield ValueDifference(name, "not there", "there")
@@ -162,10 +186,10 @@ def _part(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
 
 
 def _content(places: Sequence[Place], comparison: _Comparison) -> dict[str, Any]:
-    first, second = places
+    first_place, second_place = places
     content: dict[str, Any] = {
-        "a": str(first),
-        "b": str(second),
+        "a": str(first_place),
+        "b": str(second_place),
         "equal": comparison.is_equal,
         "left_out": comparison.left_out,
         "task": comparison.source,
@@ -198,7 +222,7 @@ def _write(places: Sequence[Place], comparison: _Comparison) -> None:
         write_text("no difference")
     if comparison.left_out:
         left_out = ", ".join(comparison.left_out)
-        write_text(one_line(f"left out, since no two runs share it: {left_out}"))
+        write_text(one_line(f"left out, because it differs between any two runs: {left_out}"))
 
 
 def _cells(difference: ValueDifference) -> list[str]:

@@ -20,12 +20,12 @@ from eventloop.urls import place_of
 
 COMMAND = Command(
     "checkpoints list",
-    "Lists the checkpoints of a run, the newest first: when each was saved, how large it is, whether "
-    "it verifies, whether it is of the best evaluation, its metrics and plugins, what the test sets gave with its "
-    "weights, and why the run was stopped there. RUN is a run's folder or URL, or the "
+    "Lists the checkpoints of a run, the newest first: when each was saved, its size, whether it "
+    "verifies, whether it has the best evaluation, its metrics and plugins, the results of the test sets "
+    "with its weights, and the reason if the run was stopped there. RUN is a run's folder or URL, or the "
     "`checkpoints` in it.",
     (
-        CommandOption("quick", "", "compare sizes alone; otherwise all files are read"),
+        CommandOption("quick", "", "compare only sizes; otherwise all files are read"),
         JSON,
     ),
     argument="RUN",
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> int:
         write_table([*cells[0]], [[one_line(text) for text in row.values()] for row in cells])
         name, metrics = tested
         if metrics and not any(row["tested"] for row in rows):
-            tested_with = f"{_numbers(metrics)}, with the weights of {name}, which isn't there"
+            tested_with = f"{_numbers(metrics)}, with the weights of {name}, which was removed"
             write_text(one_line(f"test sets: {tested_with}"))
     elif isinstance(place, Path):
         write_text(one_line(why_none(place)))
@@ -68,20 +68,20 @@ def run(arguments: Arguments) -> int:
 
 
 def _checkpoints(paths: Sequence[Path], *, is_quick: bool) -> Iterator[FoundCheckpoint[Path]]:
-    """Yields the checkpoints of a run, without those that were replaced or removed meanwhile."""
+    """Yields the checkpoints of a run, except checkpoints that were replaced or removed meanwhile."""
     unread = [look_at(path, digests=False) for path in paths]
     num_bytes = 0 if is_quick else sum(checkpoint.num_bytes for checkpoint in unread)
     if num_bytes > _SLOW_BYTES:
-        sys.stderr.write(f"reading {size_text(num_bytes)}; `--quick` compares sizes alone\n")
+        sys.stderr.write(f"reading {size_text(num_bytes)}; `--quick` compares only sizes\n")
         sys.stderr.flush()
     undamaged_batches: set[int] = set()
     for checkpoint in unread:
         if not is_quick and not checkpoint.damage:
             checkpoint = look_at(checkpoint.path, digests=True)
         if is_replaced(checkpoint.path) and checkpoint.batch in undamaged_batches:
-            continue  # its successor is there
+            continue  # its successor is undamaged
         if checkpoint.damage and not os.path.lexists(checkpoint.path):
-            continue  # removed by a run under way
+            continue  # removed by an active run
         if not checkpoint.damage:
             undamaged_batches.add(checkpoint.batch)
         yield checkpoint

@@ -1,4 +1,4 @@
-"""The commands: the core's, and those of packages, installed or not."""
+"""The core's commands and the commands of packages, installed or not."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 COMMAND_GROUP = "eventloop.commands"
-# A module of this package each, imported when its command runs: `eventloop plugins` needs neither
-# torch nor a task.
+# Each command has a module in this package, which is imported only when the command runs: `eventloop
+# plugins` needs neither torch nor a task.
 COMMANDS = {
     "fit": "train a task",
     "eval": "evaluate a task",
     "predict": "write the outputs for a task's eval data",
     "export": "write the weights of a checkpoint to a file",
     "checkpoints": "list the checkpoints of a run, verify them, compare two",
-    "plugins": "list, inspect, check and lock what is installed; start a new plugin",
+    "plugins": "list, inspect, check and lock installed plugins; start a new plugin",
 }
-# Those whose modules have subcommands.
+# Commands with subcommands.
 WITH_SUBCOMMANDS = ("checkpoints", "plugins")
-# Commands of this repository's packages: they are listed whether they are installed or not, and a
-# package's summary describes only the package.
+# Commands of this repository's packages. They are listed even if they aren't installed. Their
+# descriptions are here because a package's summary describes the whole package.
 COMMANDS_OF_PACKAGES = {
-    "ablate": "show what algorithms are worth, by runs with and without them",
+    "ablate": "show the effect of algorithms, by runs with and without them",
     "check-loss": "find a loss that microbatches, padding, ranks or the order of samples change",
     "lr-finder": "propose a learning rate, from a short run in which it grows",
     "sweep": "search for the best options of a task, its settings and its plugins",
@@ -51,7 +51,7 @@ def run_core(command: str, argv: Sequence[str]) -> int:
 
 
 def run_command(command: Command, run: Callable[[Arguments], int], argv: Sequence[str]) -> int:
-    """Reads a command line, and runs its command or writes its help; returns the exit status."""
+    """Parses a command line, and runs the command or writes its help; returns the exit status."""
     if not command.takes_task:
         gc.enable()
     arguments = read_arguments(argv, command)
@@ -60,7 +60,7 @@ def run_command(command: Command, run: Callable[[Arguments], int], argv: Sequenc
             refuse_flags(arguments, command)
         return run(arguments)
     if command.takes_task:
-        from eventloop.cli.job import job_help  # which needs torch
+        from eventloop.cli.job import job_help  # imports torch
 
         write_text(job_help(arguments, command))
     else:
@@ -72,14 +72,15 @@ def run_added(name: str, argv: Sequence[str]) -> int:
     """Runs a command that a package adds.
 
     Args:
-        argv: the arguments after its name.
+        name: the name of the command.
+        argv: the arguments after the name.
 
     Returns:
-        Its exit status; it may also raise SystemExit, as argparse does.
+        The exit status. The command may also raise SystemExit, as argparse does.
 
     Raises:
-        UsageError: no package has such a command.
-        PluginError: two packages have it, it can't be imported, or returns no exit status.
+        UsageError: no package has a command of this name.
+        PluginError: two packages have it, it can't be imported, or it returns no exit status.
     """
     from eventloop.plugin.load import imported_callable
 
@@ -92,7 +93,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
         raise
     except SystemExit as error:
         if getattr(error, "__notes__", ()) or not isinstance(error.code, int | None):
-            raise  # of a plugin, or with a text that is still to be shown
+            raise  # raised by a plugin, or with a text that must be shown
         return error.code or 0
     except Exception as error:
         error.add_note(f"raised by command {command.origin}")
@@ -107,7 +108,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 
 
 def help_lines() -> Iterator[str]:
-    """Describes all commands, one line each; those of packages by their metadata's summary."""
+    """Describes each command in a line; packages' commands are described by their metadata."""
     from eventloop.fixes import distribution_of
     from eventloop.safe_text import one_line
 
@@ -128,7 +129,7 @@ def help_lines() -> Iterator[str]:
 
 
 def _description(command: Found) -> str:
-    """Returns what a command does, by its distribution's summary; "" if there is none."""
+    """Returns a command's description, from its distribution's summary; "" if there is none."""
     from eventloop.fixes import distribution_of
     from eventloop.plugin.discover import summary_of
 
@@ -141,7 +142,7 @@ def _description(command: Found) -> str:
 
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     """Returns the commands that packages add, and their problems."""
-    from eventloop.plugin.discover import extensions  # reads metadata: `eventloop fit` needn't
+    from eventloop.plugin.discover import extensions  # `eventloop fit` needn't read metadata
     from eventloop.plugin.name_problems import extension_problems
 
     commands = extensions(COMMAND_GROUP)
@@ -170,8 +171,10 @@ def _find(name: str) -> Found:
         )
     usable = [command.name for command in added if command not in problems]
     names = [*COMMANDS, *usable, *COMMANDS_OF_PACKAGES]
-    here = {word: f"`eventloop {command}`" for word, command in vocabulary.COMMAND_WORDS.items()}
+    commands_of_words = {
+        word: f"`eventloop {command}`" for word, command in vocabulary.COMMAND_WORDS.items()
+    }
     raise UsageError(
-        f"there is no command {name!r}{vocabulary.known_as(name.lower(), here, names)}",
+        f"there is no command {name!r}{vocabulary.known_as(name.lower(), commands_of_words, names)}",
         fix=f"one of {', '.join(dict.fromkeys(names))}, as in `eventloop fit examples/digits.py`",
     )

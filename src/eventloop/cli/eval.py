@@ -32,7 +32,7 @@ def run(arguments: Arguments) -> int:
     """Runs the command."""
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, arguments.argv, arguments.count(NPROC.name))
-    # A program that reads the metrics mustn't find what plugins print among them.
+    # A program parses the metrics on stdout, so plugins' output must not be mixed with them.
     with stdout_to_stderr() if "json" in arguments.given else nullcontext():
         metrics = _metrics(arguments)
     if "json" in arguments.given:

@@ -1,4 +1,4 @@
-"""`eventloop export CHECKPOINT FILE.safetensors`; the file is written by `checkpoint/checkpoint_export.py`."""
+"""`eventloop export CHECKPOINT FILE.safetensors`; `checkpoint/checkpoint_export.py` writes the file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from eventloop.safe_text import one_line
 
 COMMAND = Command(
     "export",
-    "Writes the weights of a checkpoint, and nothing else of it, to a safetensors file; needs no "
-    "task. CHECKPOINT is the folder or URL of a checkpoint, or of a run: then its newest that verifies. "
-    "The weights are those that training resumes from; `eventloop fit --export` writes "
-    "those that evaluation sees, such as those of an average.",
+    "Writes only the weights of a checkpoint to a safetensors file; needs no task. CHECKPOINT is the "
+    "folder or URL of a checkpoint, or of a run, which means its newest that verifies. These are the "
+    "weights that training resumes from; `eventloop fit --export` writes the weights that evaluation "
+    "uses, such as an average.",
     (BEST_OPTION,),
     argument="CHECKPOINT FILE.safetensors",
     takes_plugins=False,
@@ -30,10 +30,10 @@ def run(arguments: Arguments) -> int:
     path = Path(target)
     require_writable(path)
     with one_checkpoint(source, best=BEST_OPTION.name in arguments.given) as (checkpoint, place):
-        names, others = export_weights(checkpoint, path)
+        names, left_out_paths = export_weights(checkpoint, path)
     size = size_text(path.stat().st_size)
     line = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"
     write_text(one_line(line))
-    for name in others:
+    for name in left_out_paths:
         write_text(one_line(f"left out, because it is not a tensor: {name}"))
     return 0

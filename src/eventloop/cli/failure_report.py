@@ -1,4 +1,4 @@
-"""Prints failures on stderr: what happened, who caused it, and the active plugins."""
+"""Prints failures on stderr: the error, the plugin that caused it, and the active plugins."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def report(error: BaseException) -> None:
-    """Writes to stderr what happened, who caused it, and where.
+    """Writes an error to stderr, with the plugin that caused it and the location.
 
-    The first rank that failed reports; the others check that it did.
+    Of several ranks, the first that failed reports; the others check that it did.
     """
     text = f"{first_line(error)}\n{details(error)}"
     if in_ranks():
@@ -33,7 +33,7 @@ def report(error: BaseException) -> None:
 
 
 def _write(text: str) -> None:
-    """Writes a report to stderr, and its first line where torchrun reads the message of a process."""
+    """Writes a report to stderr, and its first line to the file from which torchrun reads it."""
     sys.stderr.write(text)
     sys.stderr.flush()
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
@@ -42,21 +42,22 @@ def _write(text: str) -> None:
 
 
 def _report_once(error: BaseException, text: str) -> None:
-    from eventloop.distributed.rank_store import bulletin, wait_until  # one process needs none
+    from eventloop.distributed.rank_store import bulletin, wait_until  # only needed by ranks
     from eventloop.distributed.watchdog import GRACE_S, post
 
     board = bulletin()
     try:
         if board is not None:
-            first = None if is_agreed(error) else post(board, error)
-            if first is not None:
-                text = first.report
-            if first is not None and first.reported_by != board.rank:
-                # The first rank to end is taken for the culprit, and the others are stopped.
+            first_failure = None if is_agreed(error) else post(board, error)
+            if first_failure is not None:
+                text = first_failure.report
+            if first_failure is not None and first_failure.reported_by != board.rank:
+                # The launcher takes the first rank that ends for the culprit and stops the others, so
+                # wait until the failed rank has reported.
                 wait_until(board.is_reported, GRACE_S)
             if not board.claim():
                 return
-    except RuntimeError:  # the store is gone, and with it the others
+    except RuntimeError:  # the store is gone, because the other ranks have ended
         board = None
     _write(text)
     if board is not None:
@@ -65,10 +66,10 @@ def _report_once(error: BaseException, text: str) -> None:
 
 @contextmanager
 def crash_report() -> Iterator[list[Plugin]]:
-    """Adds a note with the active plugins to an exception; it is printed below it.
+    """Adds a note with the active plugins to an exception; it is printed below the error.
 
-    It encloses the trainer, so failures of its closing get the note, too. `UsageError` and
-    `TaskError` get none.
+    It encloses the trainer, so that failures while the trainer is closed get the note, too.
+    `UsageError` and `TaskError` get no note.
 
     Yields:
         A list for the active plugins, to fill once they are known.
@@ -86,14 +87,14 @@ def crash_report() -> Iterator[list[Plugin]]:
 
 
 def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
-    """Returns a line per plugin: name, role, source, options."""
+    """Returns a line for each plugin: name, role, source, options."""
     rows = [
         (
-            one.name,
-            one.role,
-            f"{one.distribution} {one.version}" if one.distribution else one.source,
-            ", ".join(f"{name}={value!r}" for name, value in shown_options(one.options).items()),
+            plugin.name,
+            plugin.role,
+            f"{plugin.distribution} {plugin.version}" if plugin.distribution else plugin.source,
+            ", ".join(f"{name}={value!r}" for name, value in shown_options(plugin.options).items()),
         )
-        for one in plugins
+        for plugin in plugins
     ]
     return (f"  {line}" for line in aligned(rows))

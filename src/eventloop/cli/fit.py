@@ -44,23 +44,27 @@ COMMAND = Command(
         CommandOption(
             "export",
             "FILE.safetensors",
-            "write the trained weights; with a plugin for it another format, or a folder, FOLDER/",
+            "write the trained weights; a plugin may support other formats, or a folder, FOLDER/",
         ),
         CommandOption(
-            "export-best", "", "of --export: write the weights of the best evaluation, not the last"
+            "export-best",
+            "",
+            "with --export: write the weights of the best evaluation, not the last",
         ),
         CommandOption(
             "weights",
             "PATH",
-            "start a new run from these weights: a safetensors file; a checkpoint or its URL, or a run's newest",
+            "start a new run from these weights: a safetensors file; a checkpoint or its URL; or a run",
         ),
         BEST_OPTION,
         NOT_STRICT,
-        CommandOption("result", "FILE.json", "write metrics, time a step and memory at the end"),
+        CommandOption("result", "FILE.json", "write metrics, time per step and memory at the end"),
         CommandOption("unlocked", "", "ignore eventloop.lock, if there is one"),
         *CHANGES,
         NPROC,
-        CommandOption("check", "", "find who assigns, writes in place, or reads the device"),
+        CommandOption(
+            "check", "", "report plugins that assign state, write in place, or wait for the device"
+        ),
         *OPTIONS,
     ),
 )
@@ -71,7 +75,7 @@ def run(arguments: Arguments) -> int:
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, arguments.argv, arguments.count(NPROC.name))
     export = arguments.path("export")
-    if not arguments.given.get("export", "").endswith("/"):  # a folder: a plugin's to write
+    if not arguments.given.get("export", "").endswith("/"):  # a plugin checks and writes a folder
         output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     if _EXPORT_BEST in arguments.given and export is None:
         raise UsageError(
@@ -81,7 +85,7 @@ def run(arguments: Arguments) -> int:
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     is_printed = "print_config" in arguments.given
-    # A file with the configuration mustn't have what task and plugins print.
+    # stdout may be redirected to a configuration file, so output of task and plugins goes to stderr.
     with stdout_to_stderr() if is_printed else nullcontext():
         no_training = modes.is_dry or modes.checks or is_printed
         job = prepare(arguments, COMMAND, trains=not no_training)
@@ -96,7 +100,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _lock_check(arguments: Arguments, job: Job) -> Callable[[Registry], None] | None:
-    """Returns a function that compares a run's plugins with the project's lock; None without one."""
+    """Returns a function that compares a run's plugins with the project's lock; None without a lock."""
     lock = lock_path(Path.cwd())
     if "unlocked" in arguments.given or not lock.is_file():
         return None
@@ -119,16 +123,16 @@ def _train(
     """Trains, and prints a header and a line with the result."""
     configuration = modes.configured(job.configuration)
     settings = configuration.settings(task_defaults_of(task).settings)
-    if settings.max_duration is None:  # before anything is built or printed
+    if settings.max_duration is None:  # raised before anything is built or printed
         raise SettingError(
             "max_duration is not set",
-            fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
+            fix="set `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
         )
     is_best = _EXPORT_BEST in arguments.given
     if is_best and settings.checkpoint_best is None:
         raise SettingError(
             "--export-best, but no metric says which evaluation is the best",
-            fix="give `--checkpoint-best NAME`, such as valid/accuracy or 'min valid/loss'",
+            fix="set `--checkpoint-best NAME`, such as valid/accuracy or 'min valid/loss'",
         )
     lines = ProgressLines(write=lambda line: write_lines([line]))
     with (
@@ -152,19 +156,21 @@ def _train(
         active += trainer.plugins
         export = arguments.path("export")
         writers = trainer.assembly.implementations["export"]  # a plugin's may be of another format
-        is_cores = all(one.plugin.role == "core" or one.wrapper for one in writers)
+        is_cores = all(impl.plugin.role == "core" or impl.wrapper for impl in writers)
         if export is not None and is_cores:
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         if weights is not None:
             write_lines([_start_from(trainer, arguments, weights)])
         write_lines([*trainer.first_runs(Path.cwd()), *modes.lines()])
-        is_there = any(plugin.distribution == _PACKAGE for plugin in trainer.off)
-        if not is_there and any(one.target is lines for one in trainer.assembly.plugins):
+        has_progress_package = any(plugin.distribution == _PACKAGE for plugin in trainer.off)
+        if not has_progress_package and any(
+            impl.target is lines for impl in trainer.assembly.plugins
+        ):
             write_lines([_PLAIN])
         state = trainer.state
         state.manifest = {**state.manifest, "unlocked": "unlocked" in arguments.given}
-        # In Python what is tried out leaves nothing behind; a command has a folder in any case.
+        # Python code that tries things out shouldn't create folders, but a command always has one.
         if state.rank == 0 and state.settings.run_dir is None:
             write_manifest(state.manifest, state.run_dir)
         result = modes.fit(trainer)
@@ -182,22 +188,22 @@ def _train(
 
 
 class Compiling:
-    """Announces that the first step compiles, which takes long and prints nothing."""
+    """Announces that the first step compiles, which takes long without printing anything."""
 
     def __init__(self) -> None:
-        self._is_said = False
+        self._has_announced = False
 
     @hookimpl(rank_zero=True)
     def before_train_batch(self) -> None:
-        if not self._is_said:
-            self._is_said = True
+        if not self._has_announced:
+            self._has_announced = True
             write_lines(["compiling: the first step waits for it, often for a minute"])
 
 
 def _start_from(trainer: Trainer, arguments: Arguments, weights: Path) -> str:
     """Loads the weights that a new run starts from; returns the header's line about them.
 
-    The line that began a run resumes it, too: then its own weights count.
+    The same command line also resumes the run; then the run's own weights are used.
     """
     if trainer.state.clock.batch:
         return f"weights: those of the resumed run, not {arguments.given['weights']}"
@@ -206,26 +212,32 @@ def _start_from(trainer: Trainer, arguments: Arguments, weights: Path) -> str:
 
 
 def _exported(trainer: Trainer, path: Path, *, is_best: bool) -> str:
-    """Describes which weights were exported."""
+    """Returns the line that describes the exported weights."""
     if is_best:
         metric = trainer.state.settings.checkpoint_best
         return f"exported: {path}, the weights of the best evaluation by {metric}"
-    by = [
+    plugin_names = [
         plugin.name
         for plugin in trainer.plugins
         if plugin.role != "task" and fold(plugin.name) in trainer.assembly.exporting
     ]
-    which = f"the weights of {' and '.join(by)}" if by else "the weights of the last step"
+    weights_text = (
+        f"the weights of {' and '.join(plugin_names)}"
+        if plugin_names
+        else "the weights of the last step"
+    )
     if trainer.state.settings.checkpoint_best is None or path.suffix != SUFFIX:
-        return f"exported: {path}, {which}"
+        return f"exported: {path}, {weights_text}"
     place = trainer.state.settings.run_dir or trainer.state.run_dir
-    best = shell("eventloop", "export", str(place), str(path.with_stem("best")), "--best")
-    return f"exported: {path}, {which}; {best} writes the best, and so does --export-best"
+    command_for_best = shell(
+        "eventloop", "export", str(place), str(path.with_stem("best")), "--best"
+    )
+    return f"exported: {path}, {weights_text}; {command_for_best} writes the best, and so does --export-best"
 
 
 _EXPORT_BEST = "export_best"
 _PACKAGE = "eventloop-progress"
-_PLAIN = f"progress: a line an epoch or evaluation; {pip('install', _PACKAGE)} draws a bar"
+_PLAIN = f"progress: a line per epoch or evaluation; {pip('install', _PACKAGE)} for a bar"
 _NONE_SAVED = (
     "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
     "writes the weights at the end"

@@ -1,4 +1,4 @@
-"""What the options of `eventloop fit` do: limits of batches, dry runs, the check, the result."""
+"""Implements options of `eventloop fit`: limits of batches, dry runs, the check, the result."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ OPTIONS = (
     CommandOption("limit-eval-batches", "N", "end each evaluation set after N batches"),
     CommandOption("sanity-eval", "N", "evaluate N batches before the first step, as a check"),
 )
-# What a command that makes runs hands on to them: the options that change what is trained.
-FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-")))
+# The options that a command passes on to the runs that it starts: these change the training.
+FIT_OPTIONS = (NPROC, *(option for option in OPTIONS if option.name.startswith("limit-")))
 _LIMITS = ("limit_train_batches", "limit_eval_batches")
-# An option of the first tuple contradicts those of the second: each says which batches there are.
+# Each option of the first tuple contradicts all of the second, because each selects the batches.
 _CONTRADICTIONS = (("dry_run", "overfit_batches"), ("overfit_batches", *_LIMITS))
 
 
 @dataclass
 class Modes:
-    """The modes of one run; as a context manager, provides a temporary folder for a dry run.
+    """The modes of a run; as a context manager, provides a temporary folder for a dry run.
 
     Args:
-        is_dry: whether to keep nothing.
+        is_dry: whether the run keeps no files.
         counts: the requested numbers of batches by folded option.
-        checks: the observer of `--check`, which reports at the end of the run, or none.
-        results: what `--result` measures and writes, or none.
+        checks: the observer of `--check`, which reports at the end of the run; empty without it.
+        results: the object that measures and writes for `--result`; empty without it.
     """
 
     is_dry: bool = False
@@ -65,15 +65,17 @@ class Modes:
         """Reads the modes of a command line.
 
         Raises:
-            UsageError: a value is not a number of batches, two modes can't be combined, or the
-                package of one isn't installed.
-            PluginError: that package can't be used.
+            UsageError: a value isn't a number of batches, two modes can't be combined, or the
+                package of an option isn't installed.
+            PluginError: the package of an option can't be used.
         """
-        for one, other in itertools.product(*_CONTRADICTIONS):
-            if one != other and one in arguments.given and other in arguments.given:
+        for mode, contradicted in itertools.product(*_CONTRADICTIONS):
+            if mode == contradicted:
+                continue
+            if mode in arguments.given and contradicted in arguments.given:
                 raise UsageError(
-                    f"{flag(one)} and {flag(other)} contradict each other",
-                    fix=f"leave one of them out, `{flag(other)}` say",
+                    f"{flag(mode)} and {flag(contradicted)} contradict each other",
+                    fix=f"leave one of them out, such as `{flag(contradicted)}`",
                 )
         counts = {
             option.name.replace("-", "_"): arguments.count(option.name)
@@ -106,13 +108,13 @@ class Modes:
 
     @property
     def observers(self) -> list[Observer]:
-        """What the trainer puts around the hooks."""
+        """The observers that the trainer puts around the hooks."""
         return [EveryBatch(), *self.checks] if self.is_dry else self.checks
 
     @property
     def status(self) -> int:
-        """The exit status of a run that succeeded: 1 if the check found something, else 0."""
-        return max((one.status for one in self.checks), default=0)
+        """The exit status of a successful run: 1 if the check found a problem, else 0."""
+        return max((check.status for check in self.checks), default=0)
 
     def configured(self, configuration: Configuration) -> Configuration:
         """Returns the configuration with the modes' settings, which take precedence."""
@@ -123,38 +125,38 @@ class Modes:
         return replace(configuration, layers=(layer, *configuration.layers))
 
     def lines(self) -> Iterator[str]:
-        """Yields the header's lines on the modes."""
+        """Yields the lines of the header that describe the modes."""
         if self.is_dry:
             yield "dry run: two epochs of two batches; the run dir is removed at the end"
         if (batches := self.counts.get("overfit_batches")) is not None:
             yield f"overfit: trains and evaluates on the same batches, {batches} of them"
 
     def fit(self, trainer: Trainer) -> Result:
-        """Trains as the modes say, and writes the result where it was asked for.
+        """Trains in these modes, and writes the result if `--result` is set.
 
         Raises:
-            UsageError: a mode needs eval data, and there is none.
+            UsageError: a mode needs eval data, and the task has none.
             EventloopError: the result can't be written.
         """
         for name in ("sanity_eval", "limit_eval_batches"):
             if name in self.counts and not trainer.state.eval_dataloaders:
                 raise UsageError(
                     f"{flag(name)} has no effect: the task has no eval data",
-                    fix=f"leave {flag(name)} out, or give Task(eval_dataloaders=...)",
+                    fix=f"leave {flag(name)} out, or set Task(eval_dataloaders=...)",
                 )
         if (num_batches := self.counts.get("sanity_eval")) is not None:
             trainer.sanity_eval(num_batches)
         result = rehearse(trainer) if self.is_dry else trainer.fit()
-        for one in self.results:
-            one.write(trainer, result)
+        for measured in self.results:
+            measured.write(trainer, result)
         return result
 
     def __enter__(self) -> Self:
         if self.is_dry:
             folder = TemporaryDirectory(prefix="eventloop-dry-run-")
             self._folder = self._stack.enter_context(folder)
-        for one in self.checks:
-            self._stack.enter_context(one)
+        for check in self.checks:
+            self._stack.enter_context(check)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -162,7 +164,7 @@ class Modes:
 
 
 def _plugin(target: object, role: Role, flags: str) -> Plugin:
-    """Returns the plugin that flags of the command add."""
+    """Returns the record of a plugin that a flag of the command adds."""
     return Plugin("", role, target, source=flags, by="flag")
 
 
@@ -170,8 +172,8 @@ def _from_package(name: str) -> Any:
     """Imports the entry point of an option, from the group `eventloop.options`.
 
     Raises:
-        UsageError: its package isn't installed.
-        PluginError: that package can't be used.
+        UsageError: the package of the option isn't installed.
+        PluginError: the package can't be used.
     """
     installed = extensions("eventloop.options")
     option = next((option for option in installed if option.name == name), None)

@@ -1,4 +1,4 @@
-"""The header of a run: the lines that say what takes part, before training starts."""
+"""The header of a run: the lines about device, task and plugins that are printed at the start."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def header_lines(
     """Yields the lines of the header.
 
     Args:
+        trainer: built, before it trains.
         task: TASK as typed.
-        options: of the task, as set.
-        keeps_files: whether the run's folder stays when the command ends.
+        options: the task's options that were set.
+        keeps_files: whether the run's folder still exists after the command.
     """
     state = trainer.state
     words = kind_of(state.device).describe()
@@ -59,37 +60,39 @@ def header_lines(
         by_reason: dict[str, list[str]] = {}
         for plugin in trainer.off:
             by_reason.setdefault(plugin.reason, []).append(plugin.name)
-        yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
+        yield "off: " + ", ".join(
+            f"{', '.join(by_reason[reason])} ({reason})" for reason in by_reason
+        )
 
 
 def _bypassed(trainer: Trainer) -> Iterator[str]:
-    """Yields the plugins that are bypassed, as the owner of `train_batch` does the computation."""
+    """Yields a line about plugins that have no effect because a plugin owns `train_batch`."""
     if (owner := trainer.owner("train_batch")).role == "core":
         return
-    named = [
-        f"{one.plugin.name} ({action})"
+    bypassed_plugins = [
+        f"{impl.plugin.name} ({action})"
         for action in ("forward", "loss")
-        for one in trainer.assembly.implementations[action]
-        if one.plugin.role not in ("task", "core") and one.plugin is not owner
+        for impl in trainer.assembly.implementations[action]
+        if impl.plugin.role not in ("task", "core") and impl.plugin is not owner
     ]
-    if named:
-        who = "the task" if owner.role == "task" else owner.name
+    if bypassed_plugins:
+        owner_name = "the task" if owner.role == "task" else owner.name
         yield (
-            f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
-            "computes outputs and losses itself"
+            f"no effect in training: {', '.join(bypassed_plugins)}, because {owner_name} owns "
+            "train_batch and computes outputs and losses itself"
         )
 
 
 def _plugin_names(trainer: Trainer, role: Role) -> str:
-    named = [_plugin(plugin) for plugin in trainer.plugins if plugin.role == role]
-    return ", ".join(named) or "none"
+    descriptions = [_plugin(plugin) for plugin in trainer.plugins if plugin.role == role]
+    return ", ".join(descriptions) or "none"
 
 
 def _plugin(plugin: Plugin) -> str:
-    named = f"{plugin.name} {plugin.version or plugin.source}".strip()
+    description = f"{plugin.name} {plugin.version or plugin.source}".strip()
     marks = plugin.found.marks if plugin.found else ()
     options = {} if plugin.by == "flag" else plugin.options
-    return named + _listed(options) + (f" [{', '.join(marks)}]" if marks else "")
+    return description + _listed(options) + (f" [{', '.join(marks)}]" if marks else "")
 
 
 def _listed(options: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Measures the import of plugins, each in a fork of its own."""
+"""Measures the import of plugins, each in its own fork."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _LONGEST_S = 120
 
 @dataclass(frozen=True)
 class ImportCost:
-    """The cost of an import, without what every fit imports.
+    """The cost of an import, without the modules that every fit imports.
 
     Args:
-        seconds: wall-clock time; None if it failed, or can't be measured.
-        with_torch: whether its module, or one imported by it, imports torch.
+        seconds: wall-clock time; None if the import failed, or can't be measured.
+        with_torch: whether the plugin's module, or a module that it imports, imports torch.
     """
 
     seconds: float | None = None
@@ -37,12 +37,12 @@ class ImportCost:
 
 
 def measure_imports(plugins: Iterable[Found]) -> dict[Found, ImportCost]:
-    """Imports each plugin in a separate fork, after only torch and eventloop.
+    """Imports each plugin in a separate fork, in which only torch and eventloop are imported.
 
-    Must be called before plugins are imported. Without `os.fork`, nothing is measured.
+    Call it before plugins are imported: an import that was made already costs no time.
 
     Returns:
-        The cost of each plugin.
+        The cost of each plugin; empty on systems without `os.fork`.
     """
     if not hasattr(os, "fork"):
         return {}
@@ -53,14 +53,14 @@ def measure_imports(plugins: Iterable[Found]) -> dict[Found, ImportCost]:
 def _in_a_fork(plugin: Found) -> ImportCost:
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which imports don't need
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads
         child = os.fork()
     if not child:
         try:
             silent = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(silent, descriptor)
-            sys.stdout = sys.stderr = os.fdopen(silent, "w")  # they may lead elsewhere
+            sys.stdout = sys.stderr = os.fdopen(silent, "w")  # they may be replaced, as by pytest
             os.write(writing, json.dumps(_cost(plugin)).encode())
         finally:
             os._exit(0)
@@ -68,7 +68,7 @@ def _in_a_fork(plugin: Found) -> ImportCost:
     is_done, _, _ = select.select([reading], [], [], _LONGEST_S)
     text = os.read(reading, 4096) if is_done else b""
     os.close(reading)
-    os.kill(child, signal.SIGKILL)  # it may have threads that stay
+    os.kill(child, signal.SIGKILL)  # threads of a plugin might keep it alive
     os.waitpid(child, 0)
     return ImportCost(*json.loads(text)) if text else ImportCost()
 
@@ -77,9 +77,9 @@ def _cost(plugin: Found) -> tuple[float, bool]:
     packages: set[str] = set()
     original_import = builtins.__import__
 
-    def recording_import(name: str, *rest: Any, **named: Any) -> Any:
+    def recording_import(name: str, *args: Any, **kwargs: Any) -> Any:
         packages.add(name.partition(".")[0])
-        return original_import(name, *rest, **named)
+        return original_import(name, *args, **kwargs)
 
     builtins.__import__ = recording_import
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What several subcommands of `eventloop plugins` read: the registry, extensions, and remarks on hooks."""
+"""Shared by subcommands of `eventloop plugins`: the registry, extensions, and remarks on hooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_registry(arguments: Arguments, command: Command) -> tuple[Configuration
     """Builds and orders all plugins; their output goes to stderr.
 
     Raises:
-        UsageError: a flag is neither a setting nor an option of a plugin.
+        UsageError: a flag is neither a setting nor a plugin's option.
     """
     refuse_flags(arguments, command, SETTING_NAMES)
     configuration = configuration_of(arguments)
@@ -39,24 +39,24 @@ def read_registry(arguments: Arguments, command: Command) -> tuple[Configuration
 
 
 def chosen_plugins(arguments: Arguments) -> list[Found]:
-    """Returns the plugins that take part, as far as is known without importing them."""
+    """Returns the chosen plugins, without importing them; some may turn out to be dormant."""
     configuration = configuration_of(arguments)
     plugins = Discovery(configuration).chosen(configuration)
     return [plugin.found for plugin in plugins if plugin.found and plugin.stage == "chosen"]
 
 
 def refuse_choice(registry: Registry) -> None:
-    """Refuses a choice of unknown plugins, after everything else was printed.
+    """Raises problems with the choice of plugins, such as unknown names, after the output.
 
     Raises:
-        UsageError: the choice has a problem, not a plugin.
+        UsageError: the choice has a problem that belongs to no plugin.
     """
-    wrong_usage = [problem for problem in registry.problems if isinstance(problem, UsageError)]
-    raise_all([problem for problem in wrong_usage if not found_subjects(problem)])
+    usage_errors = [problem for problem in registry.problems if isinstance(problem, UsageError)]
+    raise_all([problem for problem in usage_errors if not found_subjects(problem)])
 
 
 def remarks(registry: Registry, ordered: Ordered) -> Iterator[str]:
-    """Yields remarks on a hook: unknown edges, deprecations, too wide a version range."""
+    """Yields remarks on a hook: unknown edges, deprecations, version ranges that are too wide."""
     for implementation, name in unknown_edges(ordered, registry.names):
         yield f"{implementation.origin}: an edge to {name}, which isn't installed"
     for implementation in ordered:
@@ -68,13 +68,13 @@ def remarks(registry: Registry, ordered: Ordered) -> Iterator[str]:
         since = "" if hook.declared_by else hook.since
         if since and needs and _admits_older(needs, since):
             yield (
-                f"{implementation.origin}: the hook came in torch-eventloop {since}, and the plugin "
-                f"says that {needs} will do: ask for >={since}"
+                f"{implementation.origin}: the hook was added in torch-eventloop {since}, but the plugin "
+                f"requires {needs}: require >={since}"
             )
 
 
 def _admits_older(specifier: str, version: str) -> bool:
-    """Returns whether a range contains versions older than one."""
+    """Returns whether a version range contains versions older than `version`."""
     lowest = [
         Version(clause.version.removesuffix(".*"))
         for clause in SpecifierSet(specifier)
@@ -88,8 +88,9 @@ class Extension:
     """A discovered extension.
 
     Args:
-        reason: why it can't be used, in one line, or "".
-        problem: the same in full, or None.
+        found: its metadata.
+        reason: a line that says why it can't be used, or "".
+        problem: the whole error, or None.
     """
 
     found: Found
@@ -106,7 +107,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
     """Imports installed extensions; yields them with their problems.
 
     Args:
-        name: of those to import; by default all.
+        name: imports only extensions of this name; by default all.
     """
     added = extensions()
     problems: dict[Found, EventloopError] = {**extension_problems(added, {"command": COMMANDS})}
@@ -125,7 +126,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
 
 def _import(extension: Found) -> None:
     if extension.role == "storage":
-        from eventloop.checkpoint.locations import imported_storage  # with torch
+        from eventloop.checkpoint.locations import imported_storage  # imports torch
 
         imported_storage(extension)
     else:

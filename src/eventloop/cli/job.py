@@ -1,4 +1,4 @@
-"""Shared by commands with a TASK: from a command line to a trainer; its header is in `header`."""
+"""Shared by commands with a TASK: turns a command line into configuration, task and plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """An interpreted command line: every key is known, every option is typed."""
+    """An interpreted command line: every key exists, and every option has the right type."""
 
     configuration: Configuration
     task_file: TaskFile
@@ -51,7 +51,7 @@ class Job:
         """Converts the text for a setting or an option: `seed`, `task.lr`, `mixup.alpha`.
 
         Raises:
-            SettingError: it isn't of the option's type.
+            SettingError: the text can't be converted to the option's type.
             UsageError: no setting or option of this run has this name.
         """
         section, _, name = fold(key).rpartition(".")
@@ -75,25 +75,29 @@ class Job:
         return {}
 
     def build_plugin(self, plugin: Plugin) -> Plugin:
-        """Builds a plugin with its options; a run builds another instance.
+        """Builds a plugin with its options; a run builds its own instance.
 
         Raises:
-            PluginError: its constructor raises.
+            PluginError: the constructor raises.
         """
         return build(plugin, self.configuration)
 
     def build_task(self) -> object:
-        """Builds the task, continuing the RNG state after its file."""
+        """Builds the task, with the RNG states that importing its file has left."""
         return self.task_file.build(self.configuration.section("task"))
 
 
 def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> Job:
     """Reads configuration, plugins and task file, and checks all keys before anything is built.
 
-    If it `trains`, plugins start what they need for it, while the task file is imported.
+    Args:
+        arguments: the parsed command line.
+        command: the command.
+        trains: whether the command trains. Then plugins with `start_early` start their work, such as
+            a server, while the task file is imported.
 
     Raises:
-        UsageError: something requested doesn't exist.
+        UsageError: a requested plugin, setting, option or task doesn't exist.
         PluginError: a plugin can't be imported or lacks an option.
         TaskError: the task file raises.
     """
@@ -104,14 +108,15 @@ def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> 
         )
     configuration = configuration_of(arguments)
     discovery = Discovery(configuration)
-    awake, options = _plugins(configuration, discovery)
-    for plugin in awake if trains and is_heard() else ():
+    active_plugins, options = _plugins(configuration, discovery)
+    for plugin in active_plugins if trains and is_heard() else ():
         if start := facts_of(plugin.imported).start_early:
             call(plugin, start, {})
-    # Behind what may draw when it is imported, plugins and rich; file and task draw from here on.
+    # Seeded after the imports of plugins and rich, which may draw. The task file and the task draw
+    # from the seeded generators.
     importlib.import_module("rich.default_styles")
     seed_everything(configuration.setting("seed"))
-    job = Job(configuration, load_task_file(arguments.task), awake, discovery)
+    job = Job(configuration, load_task_file(arguments.task), active_plugins, discovery)
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -124,33 +129,33 @@ def prepare(arguments: Arguments, command: Command, *, trains: bool = False) -> 
 def _plugins(
     configuration: Configuration, discovery: Discovery
 ) -> tuple[tuple[Plugin, ...], dict[str, list[str] | None]]:
-    """Imports the plugins before the task; raises all problems at once.
+    """Imports the plugins, before the task is loaded; raises all problems at once.
 
     Returns:
-        The plugins that aren't dormant, and the option names of all discovered plugins.
+        The loaded plugins, without dormant ones, and the option names of all discovered plugins.
     """
     problems = discovery.problems(configuration, passed=None)
     plugins = discovery.chosen(configuration)
     if not problems:
         plugins = tuple(discovery.loaded(plugin, configuration) for plugin in plugins)
     options: dict[str, list[str] | None] = {plugin.name: None for plugin in plugins}
-    awake = [plugin for plugin in plugins if plugin.stage == "loaded"]
-    is_wrong = bool(problems) or any(plugin.stage == "failed" for plugin in plugins)
+    active_plugins = [plugin for plugin in plugins if plugin.stage == "loaded"]
+    has_problems = bool(problems) or any(plugin.stage == "failed" for plugin in plugins)
     try:
-        for plugin in () if is_wrong else plugins:
+        for plugin in () if has_problems else plugins:
             if plugin.stage in ("loaded", "dormant"):
                 options[plugin.name] = list(plugin_options(plugin.imported))
-        for plugin in () if is_wrong else awake:
+        for plugin in () if has_problems else active_plugins:
             typed_options(plugin, configuration)
-    except Exception:  # noqa: BLE001 - `assemble` meets it again, and tells of it
-        is_wrong = True
-    if is_wrong:
+    except Exception:  # noqa: BLE001 - `assemble` meets it again, and reports it
+        has_problems = True
+    if has_problems:
         assemble(configuration, discovery, passed=None).raise_problems()
-    return tuple(awake), options
+    return tuple(active_plugins), options
 
 
 def job_help(arguments: Arguments, command: Command) -> str:
-    """Returns the help of a command, with the options of plugins, and of the task if given."""
+    """Returns the help of a command, with the options of plugins, and of the task if it is named."""
     sections = [("settings", options_help(setting_options()))]
     if arguments.task:
         task_file = load_task_file(arguments.task)
@@ -160,7 +165,7 @@ def job_help(arguments: Arguments, command: Command) -> str:
 
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    """Yields a section for each plugin; the text is its problem if it has one."""
+    """Yields (heading, text) for the options of each plugin, and for each problem."""
     discovery = Discovery(configuration)
     chosen = discovery.chosen(configuration)
     plugins = [discovery.loaded(plugin, configuration) for plugin in chosen]

@@ -30,8 +30,8 @@ _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PASSED = (*_STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 _STOPPED = (130, 143)
-_KILLED_S = 8.0  # after a failure, or a good end: more than a rank takes to end by itself
-# For processes that a rank leaves behind: to end by themselves, and after SIGTERM.
+_KILLED_S = 8.0  # after a failure, or a good end; more than a rank needs to exit
+# For processes that a rank has left behind: the time to exit unasked, and after SIGTERM.
 _LEAVING_S = 1.0
 _LEFT_S = 2.0
 NPROC = CommandOption("nproc", "N", "train in N processes on this machine, as torchrun would")
@@ -41,8 +41,9 @@ def launch(command: str, argv: Sequence[str], num: int) -> int:
     """Runs a command in several processes and waits for them.
 
     Args:
-        argv: the arguments after the command, including `--nproc`.
-        num: of processes.
+        command: the name of the command.
+        argv: the arguments after the name, including `--nproc`.
+        num: the number of processes.
 
     Returns:
         The exit status of the first process that failed; 128 plus the signal's number.
@@ -60,7 +61,7 @@ def launch(command: str, argv: Sequence[str], num: int) -> int:
     if num > num_cores:
         sys.stderr.write(f"warning: {num} processes share {counted(num_cores, 'core')}\n")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num)))
-    # -P, as the working directory isn't on the path of the command `eventloop` either.
+    # -P keeps the working directory off the import path, as in the command `eventloop`.
     return _run(num, ["-P", "-m", "eventloop", command, *without_nproc(argv)])
 
 
@@ -84,7 +85,7 @@ def _run(num: int, arguments: list[str]) -> int:
     from eventloop.distributed.rank_store import Bulletin
     from eventloop.distributed.sealed_records import new_token
 
-    # Held by this process, so that no rank takes it away from the others.
+    # The store is in this process, so that it outlives every rank.
     store = loopback_store()
     token = new_token()
     command = [sys.executable, *arguments]
@@ -98,7 +99,7 @@ def _run(num: int, arguments: list[str]) -> int:
 
 
 def _reported_status(ranks: _Ranks, bulletin: Bulletin) -> int:
-    """Returns the exit status of the rank that failed first, and prints how it ended."""
+    """Prints how the rank that failed first has ended; returns its exit status."""
     if ranks.first is None:
         return 0
     if (failure := bulletin.first_failure()) is not None and not bulletin.is_reported():
@@ -115,16 +116,20 @@ def _reported_status(ranks: _Ranks, bulletin: Bulletin) -> int:
     if rank in ranks.late:
         sys.stderr.write(
             f"rank {rank}: its process {process.pid} hadn't ended {_KILLED_S:g} s after the run, and was "
-            "killed: it ran no Python, while the interpreter ended, in a `__del__` say\n"
+            "killed: the interpreter hung while it exited, for example in a `__del__`\n"
         )
         return status
-    how = f"ended with status {process.returncode}"
+    outcome = f"ended with status {process.returncode}"
     if not process.returncode:
-        how = "ended with status 0, but wasn't done"
+        outcome = "ended with status 0, but wasn't done"
     if process.returncode < 0:
-        how = f"was ended by {signal.Signals(-process.returncode).name}"
-    others = "; the others were stopped" if any(p.returncode for p in ranks.others(rank)) else ""
-    sys.stderr.write(f"rank {rank} {how} (process {process.pid}){others}\n")
+        outcome = f"was ended by {signal.Signals(-process.returncode).name}"
+    others_note = (
+        "; the others were stopped"
+        if any(process.returncode for process in ranks.others(rank))
+        else ""
+    )
+    sys.stderr.write(f"rank {rank} {outcome} (process {process.pid}){others_note}\n")
     return status
 
 
@@ -132,11 +137,11 @@ class _Ranks:
     """The processes of all ranks.
 
     Attributes:
-        processes: in order of rank.
-        received: the signals received, in order.
+        processes: the processes, in order of rank.
+        received: the numbers of the received signals, in order.
         first: the rank that failed first.
-        killed: the ranks that didn't exit by themselves.
-        late: the ranks that hadn't ended long after a good end.
+        killed: the ranks that had to be killed.
+        late: the ranks that hadn't exited long after the end of a successful run.
     """
 
     def __init__(self, bulletin: Bulletin) -> None:
@@ -149,15 +154,15 @@ class _Ranks:
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether a signal asked to stop."""
+        """Whether SIGINT or SIGTERM was received."""
         return any(number in _STOPPING for number in self.received)
 
     def others(self, rank: int) -> list[subprocess.Popen[bytes]]:
-        """Returns the processes of all ranks but one."""
+        """Returns the processes of all other ranks."""
         return [process for idx, process in enumerate(self.processes) if idx != rank]
 
     def start(self, command: list[str], variables: dict[str, str]) -> None:
-        """Starts a rank in its own session, so that it gets a terminal's Ctrl-C only from here."""
+        """Starts a rank in its own session, so that only this process forwards Ctrl-C to it."""
         process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
         self.processes.append(process)
 
@@ -174,41 +179,48 @@ class _Ranks:
     def wait(self) -> None:
         """Waits for all ranks.
 
-        When one has failed, the others exit by themselves; remaining processes are killed,
+        After a rank has failed, the others exit; after `_KILLED_S`, remaining processes are killed,
         including workers. Ranks that were asked to stop have unlimited time, to save a checkpoint.
-        When all have finished, they have as long to exit as after a failure.
+        After all ranks have finished, they have the same time to exit as after a failure.
         """
         hurries_since = done_since = math.inf
         while any(process.poll() is None for process in self.processes):
             time.sleep(_POLL_S)
-            now = time.monotonic()
+            current_time = time.monotonic()
             if self._has_failed() or self.received.count(signal.SIGINT) > 1:
-                hurries_since = min(hurries_since, now)
+                hurries_since = min(hurries_since, current_time)
             if done_since == math.inf and self._bulletin.all_are_done():
-                done_since = now
-            if now - hurries_since > _KILLED_S:
+                done_since = current_time
+            if current_time - hurries_since > _KILLED_S:
                 self._kill()
-            elif now - done_since > _KILLED_S:
-                self.late |= {idx for idx, one in enumerate(self.processes) if one.poll() is None}
+            elif current_time - done_since > _KILLED_S:
+                self.late |= {
+                    idx for idx, process in enumerate(self.processes) if process.poll() is None
+                }
                 self._kill()
         if self._has_failed():
             self._kill()
         self._end_what_is_left()
 
     def _has_failed(self) -> bool:
-        """Returns whether a rank has failed; records the first."""
-        failed = [idx for idx, one in enumerate(self.processes) if self._is_failed(idx, one.poll())]
+        """Returns whether a rank has failed; records the first that did."""
+        failed = [
+            idx
+            for idx, process in enumerate(self.processes)
+            if self._is_failed(idx, process.poll())
+        ]
         if failed and self.first is None:
             self.first = failed[0]
-        is_wanted = self.asked_to_stop or all(
+        is_requested = self.asked_to_stop or all(
             self.processes[idx].returncode in _STOPPED for idx in failed
         )
-        return bool(failed) and not is_wanted
+        return bool(failed) and not is_requested
 
     def _is_failed(self, rank: int, status: int | None) -> bool:
-        """Returns whether a rank has failed: with status 0, too, if it never reported its end.
+        """Returns whether a rank has failed.
 
-        A single process reports nothing.
+        A rank also fails if it exits with status 0 without having reported its end. A single process
+        doesn't report.
         """
         if status == 0 and len(self.processes) > 1:
             member = self._bulletin.member(rank)
@@ -222,12 +234,12 @@ class _Ranks:
             process.send_signal(number)
 
     def _end_what_is_left(self) -> None:
-        """Ends the processes that ranks have left behind, and names them."""
+        """Ends processes that ranks have left behind, and prints their names."""
         if not self._wait_for_groups(_LEAVING_S):
             for rank, process in enumerate(self.processes):
                 if members := members_of_group(process.pid):
                     names = ", ".join(f"{one_line(name)} ({pid})" for pid, name in members.items())
-                    sys.stderr.write(f"rank {rank} has left processes behind, which end: {names}\n")
+                    sys.stderr.write(f"rank {rank} has left processes behind, now ended: {names}\n")
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.pid, signal.SIGTERM)
             if not self._wait_for_groups(_LEFT_S):
@@ -235,7 +247,7 @@ class _Ranks:
                     kill_group(process.pid)
 
     def _wait_for_groups(self, seconds: float) -> bool:
-        """Returns whether the ranks' sessions are empty within some seconds."""
+        """Waits until the ranks' sessions are empty; returns False after `seconds`."""
         end = time.monotonic() + seconds
         while any(members_of_group(process.pid) for process in self.processes):
             if time.monotonic() > end:

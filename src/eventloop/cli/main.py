@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         or written, 130 when interrupted, 143 when terminated, 141 when the output's reader is gone.
 
     Raises:
-        KeyboardInterrupt: the process's command was interrupted. Python then ends it by SIGINT: a
-            shell that sees a mere status of 130 goes on with its script.
+        KeyboardInterrupt: the command was interrupted. Python then ends the process by SIGINT, because
+            after a mere status of 130 a shell would continue with its script.
     """
     with for_command():
         status = _main(argv)
     if argv is None and status == INTERRUPTED and not in_ranks():
-        sys.excepthook = lambda *_: None  # what happened has been reported
+        sys.excepthook = lambda *_: None  # the error has been reported already
         raise KeyboardInterrupt
     return status
 
@@ -60,15 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     _open_streams()
     if argv is None:
-        gc.disable()  # imports leave little garbage; `prepare`, and commands without a task, enable it
+        # Imports create little garbage, and collecting it takes time. `prepare`, and commands without
+        # a task, enable it again.
+        gc.disable()
     try:
         with short_warnings(), named_interrupts(), _among_ranks():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         write_out()
         if argv is None:
-            gc.freeze()  # else the interpreter's end looks at all that lives
-    # A plugin or task that calls sys.exit has failed, whatever status it gives.
-    except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
+            gc.freeze()  # otherwise the interpreter examines all live objects when it exits
+    # A plugin or task that calls sys.exit has failed, regardless of its status.
+    except BaseException as error:  # noqa: BLE001 - every error is reported here
         if isinstance(error, BrokenPipeError) and _is_pipe_closed():
             return _end(BROKEN_PIPE)
         if (
@@ -76,11 +78,11 @@ def _main(argv: Sequence[str] | None) -> int:
             and not is_interrupted(error)
             and not getattr(error, "__notes__", ())
         ):
-            error = interrupted("interrupted")  # a person's doing: no plugin is blamed
+            error = interrupted("interrupted")  # by the user: no plugin is blamed
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             error = UsageError(
                 f"a path is too long: {one_line(str(error.filename), 100)}",
-                fix="give a shorter one: 255 bytes a name, 4,095 in all on most systems",
+                fix="use a shorter path: 255 bytes per name, 4,095 in all on most systems",
             )
         report(error)
         return _end(exit_status(error))
@@ -89,20 +91,20 @@ def _main(argv: Sequence[str] | None) -> int:
 
 @contextmanager
 def _among_ranks() -> Iterator[None]:
-    """Watches the other ranks, if a launcher has started this one; exits when all do."""
+    """Watches the other ranks, if a launcher has started this process; exits when all do."""
     if has_launcher():
         end_with_launcher()
     if not (in_ranks() and has_launcher()):
         yield
         return
-    from eventloop.distributed.watchdog import watched_command  # one process needs nothing of it
+    from eventloop.distributed.watchdog import watched_command  # only needed by ranks
 
     with watched_command():
         yield
 
 
 def _open_streams() -> None:
-    """Opens closed standard streams; otherwise a file of the run would become stdout."""
+    """Opens closed standard streams; otherwise the next opened file would become stdout."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -113,7 +115,7 @@ def _open_streams() -> None:
 
 
 def _end(status: int) -> int:
-    """Returns the exit status of a failure; a failed rank of several exits here."""
+    """Returns the exit status of a failure; with several ranks, the process exits here."""
     if in_ranks():
         end_process(status)
     return status
@@ -123,7 +125,7 @@ def _dispatch(argv: list[str]) -> int:
     if not argv:
         sys.stderr.write(_help())
         return WRONG_USAGE
-    name, *rest = argv
+    name, *arguments = argv
     if name in ("-h", "--help"):
         write_out(_help())
         return SUCCESS
@@ -133,26 +135,29 @@ def _dispatch(argv: list[str]) -> int:
     try:
         Path.cwd()
     except FileNotFoundError as error:
-        what = "the current folder was deleted, or moved away"
-        raise UsageError(what, fix="go to one that is there: `cd ~`") from error
-    return run_core(name, rest) if name in COMMANDS else run_added(name, rest)
+        message = "the current folder was deleted, or moved away"
+        raise UsageError(message, fix="change to an existing folder: `cd ~`") from error
+    return run_core(name, arguments) if name in COMMANDS else run_added(name, arguments)
 
 
 def _help() -> str:
-    listed = "".join(f"{line}\n" for line in help_lines())
+    command_lines = "".join(f"{line}\n" for line in help_lines())
     return (
-        f"{_USAGE}\nTrains PyTorch models; installed plugins take part.\n\ncommands:\n{listed}\n"
+        f"{_USAGE}\nTrains PyTorch models; installed plugins take part.\n\ncommands:\n{command_lines}\n"
         "`eventloop COMMAND --help` shows its options; `eventloop --version` the version.\n"
     )
 
 
 def _is_pipe_closed() -> bool:
-    """Returns whether stdout is the broken pipe; if so, silences it for the interpreter's exit."""
+    """Returns whether stdout is the broken pipe; if so, redirects it to the null device.
+
+    The interpreter flushes stdout when it exits, which would raise again.
+    """
     if sys.platform == "win32":
         return False
     try:
         descriptor = sys.stdout.fileno()
-    except OSError:  # replaced by something that is not a file
+    except OSError:  # replaced by an object that isn't a file
         return False
     poll = select.poll()
     poll.register(descriptor)

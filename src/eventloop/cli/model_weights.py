@@ -22,11 +22,11 @@ from eventloop.urls import Url, place_of
 WEIGHTS = CommandOption(
     "weights",
     "PATH",
-    "load these: a safetensors file; a checkpoint or its URL, or a run's newest, with the averages that active "
-    "plugins kept there; else as the task builds them",
+    "load these weights: a safetensors file; a checkpoint or its URL, or a run's newest, with the averages "
+    "that active plugins saved there; by default as the task builds them",
 )
 NOT_STRICT = CommandOption(
-    "not-strict", "", "load the matching names of --weights, and leave the rest as built"
+    "not-strict", "", "load the matching names of --weights, and leave the other weights as built"
 )
 
 
@@ -35,14 +35,12 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
     """Yields the file or folder to load `--weights` from; for a URL, a local copy.
 
     Raises:
-        UsageError: it doesn't exist, or `--not-strict` or `--best` is used without weights.
+        UsageError: the path doesn't exist, or `--not-strict` or `--best` is used without weights.
     """
     word = arguments.given.get("weights", "")
     is_best = BEST_OPTION.name in arguments.given
     if is_best and not word:
-        raise UsageError(
-            "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
-        )
+        raise UsageError("--best has no effect without --weights", fix="add `--weights RUN`")
     if is_best or isinstance(place_of(word), Url):
         with one_checkpoint(word, best=is_best) as (copy, _):
             yield copy
@@ -54,12 +52,14 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
 def open_trainer(
     arguments: Arguments, command: Command, require_data: Callable[[Trainer, Arguments], object]
 ) -> Iterator[Trainer]:
-    """Yields the command's trainer with the weights to use; writes the header, unless the output is JSON.
+    """Yields a trainer with the requested weights; writes the header, unless the output is JSON.
 
     A failure is reported with the active plugins.
 
     Args:
-        require_data: raises if there is nothing to evaluate, before weights are loaded.
+        arguments: the parsed command line.
+        command: the command.
+        require_data: called before weights are loaded; raises if there is no data to evaluate.
     """
     with (
         weights_path(arguments) as weights,
@@ -94,7 +94,7 @@ def require_eval_data(trainer: Trainer, arguments: Arguments) -> None:
     if not trainer.state.eval_dataloaders:
         raise TaskError(
             f"{arguments.task} has no eval data",
-            fix="give `Task(eval_dataloaders={'test': loader})`",
+            fix="set `Task(eval_dataloaders={'test': loader})`",
         )
 
 
@@ -102,7 +102,7 @@ def _local_weights(arguments: Arguments) -> Path | None:
     path = arguments.path("weights")
     if path is None and NOT_STRICT.name.replace("-", "_") in arguments.given:
         raise UsageError(
-            "--not-strict, but no --weights that it could be said of",
+            "--not-strict has no effect without --weights",
             fix=f"add `--weights model{SUFFIX}`, or leave --not-strict out",
         )
     if path is not None and not path.exists():
@@ -114,7 +114,7 @@ def _local_weights(arguments: Arguments) -> Path | None:
 
 
 def weights_line(trainer: Trainer, arguments: Arguments) -> str:
-    """Returns the header's line on the weights used."""
+    """Returns the header's line about the weights."""
     if "weights" in arguments.given:
         best = ", the best of its checkpoints" if BEST_OPTION.name in arguments.given else ""
         return f"weights: {arguments.given['weights']}{best}"

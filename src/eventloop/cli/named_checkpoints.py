@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 size_text = filesize.decimal
 BEST_OPTION = CommandOption(
-    "best", "", "of a run take the checkpoint of the best evaluation, not the newest"
+    "best", "", "for a run, use the checkpoint of the best evaluation instead of the newest"
 )
 
 
@@ -48,28 +48,28 @@ def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
 
 @contextmanager
 def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Place]]:
-    """Yields a checkpoint; reports newer ones that can't be used on stderr.
+    """Yields a checkpoint; reports newer checkpoints that can't be used on stderr.
 
     Args:
-        word: a checkpoint or a run, or the URL of one.
-        best: whether to take that of the best evaluation instead of the newest.
+        word: the path or URL of a checkpoint or a run.
+        best: whether to use the checkpoint of the best evaluation instead of the newest.
 
     Yields:
-        Its folder, or a temporary copy of it, and its name.
+        The folder of the checkpoint, or of a temporary copy; and its path or URL.
 
     Raises:
-        UsageError: there is none.
-        CheckpointError: there are some, but none verifies.
+        UsageError: there is no checkpoint.
+        CheckpointError: no checkpoint verifies.
     """
     place = _best(word) if best else place_of(word)
     if isinstance(place, Path):
         path, refused = checkpoint_at(place)
-        _tell((one.path, one.reason) for one in refused)
+        _tell((checkpoint.path, checkpoint.reason) for checkpoint in refused)
         yield path, path
         return
-    with _store_of(place) as (store, is_one):
+    with _store_of(place) as (store, is_checkpoint):
         while True:
-            url, passed_over = (place, []) if is_one else store.latest()
+            url, passed_over = (place, []) if is_checkpoint else store.latest()
             if url is None:
                 raise unusable(place, passed_over) if passed_over else _none(place)
             try:
@@ -78,7 +78,7 @@ def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Pla
             except CheckpointError:
                 if store.has(url.name):
                     raise
-                if is_one:  # otherwise a run under way has removed it, and has others
+                if is_checkpoint:  # otherwise an active run has removed it, and has newer ones
                     raise _none(place) from None
         _tell(passed_over)
         yield copy, url
@@ -87,17 +87,17 @@ def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Pla
 def _best(word: str) -> Place:
     """Returns the checkpoint of the best evaluation of a run."""
     place = place_of(word)
-    looks: Iterable[FoundCheckpoint[Any]] = (
+    checkpoints: Iterable[FoundCheckpoint[Any]] = (
         uploaded_at(place, digests=False)
         if isinstance(place, Url)
-        else (look_at(one, digests=False) for one in checkpoints_at(place))
+        else (look_at(path, digests=False) for path in checkpoints_at(place))
     )
-    if (found := best_among(looks)) is None:
+    if (best := best_among(checkpoints)) is None:
         raise UsageError(
-            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
+            f"--best: {word!r} has no checkpoint of the best evaluation",
             fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
         )
-    path: Place = found.path
+    path: Place = best.path
     return path
 
 
@@ -110,33 +110,37 @@ def uploaded_at(url: Url, *, digests: bool) -> list[FoundCheckpoint[Url]]:
     """Returns the checkpoints that a URL refers to, the newest first.
 
     Args:
-        url: of a run, of its `checkpoints`, or of a checkpoint.
-        digests: whether to download and verify them; otherwise only their manifests.
+        url: the URL of a run, of its `checkpoints`, or of a checkpoint.
+        digests: whether to download and verify all files; otherwise only the manifests.
 
     Raises:
-        UsageError: there is none, or the URL is invalid.
+        UsageError: there is no checkpoint, or the URL is invalid.
         CheckpointError: the storage fails.
     """
-    with _store_of(url) as (store, is_one):
-        found = [one for one in store.found(digests=digests) if not is_one or one.path == url]
-    if not found:
+    with _store_of(url) as (store, is_checkpoint):
+        checkpoints = [
+            checkpoint
+            for checkpoint in store.found(digests=digests)
+            if not is_checkpoint or checkpoint.path == url
+        ]
+    if not checkpoints:
         raise _none(url)
-    return found
+    return checkpoints
 
 
 @contextmanager
 def _store_of(url: Url) -> Iterator[tuple[UrlCheckpoints, bool]]:
-    """Yields the checkpoints under a URL, and whether the URL is a single checkpoint's."""
+    """Yields the checkpoints under a URL, and whether the URL names a single checkpoint."""
     if url.problem:
-        raise UsageError(url.problem, fix="give the URL of a run: s3://bucket/run")
-    is_one = batch_in(url.name) is not None
-    inside = url if url.name == FOLDER else url / FOLDER
+        raise UsageError(url.problem, fix="use the URL of a run: s3://bucket/run")
+    is_checkpoint = batch_in(url.name) is not None
+    checkpoints_url = url if url.name == FOLDER else url / FOLDER
     with TemporaryDirectory(prefix="eventloop-") as copies:
-        folder = url.parent if is_one else inside
-        yield storage_for(url).checkpoints(folder, Path(copies)), is_one
+        folder = url.parent if is_checkpoint else checkpoints_url
+        yield storage_for(url).checkpoints(folder, Path(copies)), is_checkpoint
 
 
 def _none(url: Url) -> UsageError:
     return UsageError(
-        f"there are no checkpoints at {url}", fix="give the URL of a run that has saved"
+        f"there are no checkpoints at {url}", fix="use the URL of a run with checkpoints"
     )

@@ -9,16 +9,16 @@ GROUP = CommandGroup(
     "usage: eventloop plugins [SUBCOMMAND] ...\n\n"
     "Shows which plugins are installed, which take part, and in which order.",
     {
-        "list": "what is installed, and whether it takes part",
-        "show": "one plugin: options, hooks, edges, import time",
-        "order": "in which order plugins are called, and why",
-        "hooks": "the hooks that there are, with their contracts",
-        "check": "everything that could go wrong; exit status 1 if anything would",
+        "list": "the installed plugins, and whether they take part",
+        "show": "a plugin's options, hooks, edges and import time",
+        "order": "the order in which plugins are called, with reasons",
+        "hooks": "all hooks, with their contracts",
+        "check": "everything that would stop a run; exit status 1 if there is any",
         "enable": "enable an installed plugin, in pyproject.toml",
         "disable": "disable an installed plugin, in pyproject.toml",
-        "lock": "write eventloop.lock, from which `fit` then allows no difference",
+        "lock": "write eventloop.lock; `fit` then refuses any difference from it",
         "new": "start a plugin: a package with a test that passes",
     },
-    "Without SUBCOMMAND it is `list`. See also `eventloop plugins SUBCOMMAND --help`; `--json` makes a\n"
-    "table JSON; `-p` and `--no-plugins` choose as for `fit`.",
+    "The default SUBCOMMAND is `list`. See also `eventloop plugins SUBCOMMAND --help`. `--json` prints JSON\n"
+    "instead of a table; `-p` and `--no-plugins` choose plugins as for `fit`.",
 )

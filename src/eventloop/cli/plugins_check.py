@@ -1,4 +1,4 @@
-"""`eventloop plugins check`: what would stop a run, and what imports cost."""
+"""`eventloop plugins check`: finds problems that would stop a run, and measures imports."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins check",
-    "Imports, builds, validates and orders all plugins that would take part, and tells everything "
-    "that would stop a run; exit status 1 if anything would. Also imports what packages add beside "
-    "plugins, and measures what the imports cost.",
+    "Imports, builds, validates and orders all plugins that would take part, and prints every problem "
+    "that would stop a run; exit status 1 if there is any. Also imports commands, storages and options "
+    "of packages, and measures the time of all imports.",
     (JSON,),
     argument="",
 )
@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> int:
 def _problems(registry: Registry, added: Sequence[Extension]) -> list[EventloopError]:
     problems = [*registry.problems]
     for extension in added:
-        # Packages that add the same command share their problem.
+        # Packages that add the same command share one problem.
         if extension.problem is not None and extension.problem not in problems:
             problems.append(extension.problem)
     problems += _lock_problems(registry)
@@ -96,15 +96,15 @@ def _rows(
         yield _row(extension.found, extension.status, extension.reason, cost)
 
 
-def _row(found: Found, status: str, reason: str, cost: ImportCost) -> dict[str, Any]:
+def _row(discovered: Found, status: str, reason: str, cost: ImportCost) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "plugin": found.origin,
+        "name": discovered.name,
+        "plugin": discovered.origin,
         "status": status,
         "reason": reason,
         "import_s": cost.seconds,
         "imports_torch": cost.with_torch,
-        "marks": list(found.marks),
+        "marks": list(discovered.marks),
     }
 
 

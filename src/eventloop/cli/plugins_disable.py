@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins disable",
-    "Adds NAME to `disable` in [tool.eventloop] of the nearest pyproject.toml, or of one in this folder, and "
-    "takes it out of `required`.",
+    "Adds NAME to `disable` in [tool.eventloop] of the nearest pyproject.toml, or of a new one in this "
+    "folder, and removes it from `required`.",
     argument="NAME",
     takes_plugins=False,
     takes_options=False,

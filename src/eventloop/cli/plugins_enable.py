@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins enable",
-    "Takes NAME out of `disable` in [tool.eventloop] of the nearest pyproject.toml; a plugin that is off "
+    "Removes NAME from `disable` in [tool.eventloop] of the nearest pyproject.toml; a plugin that is off "
     "until it is named is added to `required`.",
     argument="NAME",
     takes_plugins=False,
@@ -46,7 +46,7 @@ def _enabled(text: str, plugin: Plugin) -> str:
 
 
 def _is_left_to_names(text: str, plugin: Plugin) -> bool:
-    """Whether the project's `autoload` leaves the plugin out unless it is named."""
+    """Returns whether the project's `autoload` leaves the plugin out unless it is named."""
     autoload = project_table(text).get("autoload", True)
     if autoload == "callbacks":
         return plugin.role == "algorithm"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins hooks",
-    "Lists the hooks of the core and of plugins, and which plugins implement them; with NAME, writes "
-    "the contract of one.",
+    "Lists the hooks of the core and of plugins, and the plugins that implement them; with NAME, prints "
+    "the contract of a hook.",
     (JSON,),
     argument="[NAME]",
 )
@@ -48,12 +48,12 @@ def run(arguments: Arguments) -> int:
 
 
 def declared_by(hook: Hook) -> str:
-    """Names the plugins that declare a hook, or the core."""
+    """Returns the names of the plugins that declare a hook, or "core"."""
     return ", ".join(hook.declared_by) or "core"
 
 
 def implemented_by(hook: Hook, registry: Registry) -> list[str]:
-    """Names the plugins that implement a hook, in calling order."""
+    """Returns the names of the plugins that implement a hook, in calling order."""
     plugins = [implementation.plugin for implementation in registry.implementations[hook.name]]
     names = (plugin.name for plugin in plugins if plugin.role not in ("task", "core"))
     return list(dict.fromkeys(names))

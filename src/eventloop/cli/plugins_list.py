@@ -1,4 +1,4 @@
-"""`eventloop plugins list`: the installed plugins and which are active; imports none of them."""
+"""`eventloop plugins list`: the installed plugins and whether they are active, without imports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins list",
-    "Lists the installed plugins and whether they take part, and what packages add beside them; "
-    "imports none of them.",
+    "Lists the installed plugins and whether they take part, and the commands, storages and options of "
+    "packages; imports none of them.",
     (JSON,),
     argument="",
     takes_options=False,
@@ -36,9 +36,9 @@ def run(arguments: Arguments) -> int:
     installed = installed_entry_points()
     discovery = Discovery(configuration, installed)
     problems = discovery.problems(configuration)
-    wrong_usage = [problem for problem in problems if isinstance(problem, UsageError)]
-    of_plugins = [problem for problem in problems if problem not in wrong_usage]
-    rows = list(_rows(configuration, discovery.chosen(configuration), of_plugins))
+    usage_errors = [problem for problem in problems if isinstance(problem, UsageError)]
+    plugin_problems = [problem for problem in problems if problem not in usage_errors]
+    rows = list(_rows(configuration, discovery.chosen(configuration), plugin_problems))
     rows += _extension_rows(installed)
     if "json" in arguments.given:
         write_json(rows)
@@ -47,7 +47,7 @@ def run(arguments: Arguments) -> int:
         write_table(_COLUMNS, cells)
     else:
         write_lines(["no plugins are installed"])
-    raise_all(wrong_usage)
+    raise_all(usage_errors)
     return 0
 
 
@@ -56,27 +56,27 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     problem_of: dict[Found, EventloopError] = {}
     discovered = [plugin.found for plugin in plugins if plugin.found is not None]
-    of_no_plugin = []
+    other_problems = []
     for problem in problems:
         subjects = [subject for subject in found_subjects(problem) if subject in discovered]
         for subject in subjects:
             problem_of.setdefault(subject, problem)
         if not subjects:
-            of_no_plugin.append(problem)
+            other_problems.append(problem)
     for plugin in plugins:
         assert plugin.found is not None
         if plugin.found in problem_of:
             yield _row(plugin.found, "problem", problem_of[plugin.found].what)
         else:
             yield _row(plugin.found, *seen_status(plugin, configuration, discovered))
-    for problem in of_no_plugin:
+    for problem in other_problems:
         columns = dict.fromkeys(_COLUMNS, "")
         name = ", ".join(subject.name for subject in problem.subjects)
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 
 def _extension_rows(installed: Installed) -> Iterator[dict[str, Any]]:
-    """Yields commands, options and storage of packages, with problems that metadata and files show."""
+    """Yields the commands, options and storages of packages, with problems that their files show."""
     added = extensions(installed=installed)
     problems = extension_problems(added, {"command": COMMANDS})
     for extension in added:
@@ -87,13 +87,13 @@ def _extension_rows(installed: Installed) -> Iterator[dict[str, Any]]:
         yield _row(extension, "problem" if reason else "available", reason)
 
 
-def _row(found: Found, status: str, reason: str) -> dict[str, Any]:
+def _row(discovered: Found, status: str, reason: str) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "role": found.role,
-        "version": found.version,
-        "distribution": found.local.label if found.local else found.distribution,
+        "name": discovered.name,
+        "role": discovered.role,
+        "version": discovered.version,
+        "distribution": discovered.local.label if discovered.local else discovered.distribution,
         "status": status,
         "reason": reason,
-        "marks": list(found.marks),
+        "marks": list(discovered.marks),
     }

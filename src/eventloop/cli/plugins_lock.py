@@ -1,4 +1,4 @@
-"""`eventloop plugins lock`: records which plugins a project trains with."""
+"""`eventloop plugins lock`: records the plugins with which a project trains."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from eventloop.errors import PluginError, UsageError
 from eventloop.plugin.lock_digests import NAME, lock_path, order_digest
 from eventloop.plugin.lock_file import check_lock, lock_text
 
-_CHECK = CommandOption("check", "", "compare with the lock instead of writing it; 1 if any differs")
+_CHECK = CommandOption(
+    "check", "", "compare with the lock instead of writing; status 1 if different"
+)
 COMMAND = Command(
     "plugins lock",
-    f"Writes {NAME} beside pyproject.toml: the plugins that take part, with versions, roles, "
-    "options, a digest of each of their files, and one of their order. `eventloop fit` then refuses "
-    "any difference.",
+    f"Writes {NAME} next to pyproject.toml: the plugins that take part, with versions, roles, options, "
+    "a digest of each file, and a digest of the order. `eventloop fit` then refuses any difference.",
     (JSON, _CHECK),
     argument="",
 )
@@ -27,7 +28,7 @@ def run(arguments: Arguments) -> int:
     _, registry = read_registry(arguments, COMMAND)
     if registry.problems:
         listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(registry.problems, 1))
-        raise PluginError(f"what wouldn't run can't be locked\n{listed}")
+        raise PluginError(f"plugins with problems can't be locked\n{listed}")
     path = lock_path(Path.cwd())
     if "check" in arguments.given:
         _require_file(path)
@@ -41,7 +42,7 @@ def run(arguments: Arguments) -> int:
             raise UsageError(
                 f"{NAME} can't be written: {error.strerror}",
                 lock=path,
-                fix="move what has this name, or make its folder writable",
+                fix="move the file or folder of this name, or make its folder writable",
             ) from error
         done = "locked"
     names = [plugin.name for plugin in registry.plugins if plugin.found]
@@ -58,5 +59,5 @@ def _require_file(path: Path) -> None:
         raise PluginError(
             f"there is no {NAME} to compare with",
             folder=path.parent,
-            fix="write one with `eventloop plugins lock`",
+            fix="write it with `eventloop plugins lock`",
         )

@@ -20,14 +20,14 @@ from eventloop.plugin.discover import discover, extensions
 from eventloop.plugin.name_problems import is_usable_name
 from eventloop.plugin.records import GROUP_OF
 
-# What both roles have, and what one has; words between @ are replaced.
+# The files of both roles, and of each role; words between @ are replaced.
 _TEMPLATES = Path(__file__).with_name("templates")
 
 COMMAND = Command(
     "plugins new",
-    "Writes the folder eventloop-NAME with a whole plugin: pyproject.toml, README, source and a "
+    "Creates the folder eventloop-NAME with a complete plugin: pyproject.toml, README, source and a "
     "test that passes.",
-    (CommandOption("role", "algorithm|callback", "what it may do; callback unless given"), JSON),
+    (CommandOption("role", "algorithm|callback", "the plugin's role (default: callback)"), JSON),
     argument="NAME",
     takes_plugins=False,
     takes_options=False,
@@ -41,8 +41,8 @@ def run(arguments: Arguments) -> int:
     if role not in GROUP_OF:
         raise UsageError(
             f"--role is {role!r}{closest(role, GROUP_OF)}",
-            fix="write --role algorithm for what changes the training, --role callback for what "
-            "only watches",
+            fix="write --role algorithm for a plugin that changes the training, --role callback for "
+            "a plugin that only watches",
         )
     folder = Path(f"eventloop-{name}")
     if folder.exists():
@@ -58,30 +58,33 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _name(given: str) -> str:
-    name = fold(given).replace("_", "-").removeprefix("eventloop-")
+def _name(typed_name: str) -> str:
+    name = fold(typed_name).replace("_", "-").removeprefix("eventloop-")
     if not is_usable_name(name) or not name[0].isalpha():
         raise UsageError(
-            f"a plugin can't be named {given!r}" if given else "a plugin needs a NAME",
+            f"a plugin can't be named {typed_name!r}" if typed_name else "a plugin needs a NAME",
             fix="use letters, digits and single dashes, as in `eventloop plugins new demo`",
         )
-    if taken := _taken(name):
+    if existing_use := _taken(name):
         raise UsageError(
-            f"a plugin can't be named {given!r}: {taken}",
+            f"a plugin can't be named {typed_name!r}: {existing_use}",
             fix=f"choose another NAME, as in `eventloop plugins new my-{name}`",
         )
     return name
 
 
 def _taken(name: str) -> str:
-    """Returns what uses a name already, or ""."""
+    """Returns a clause that says what already uses a name, or ""."""
     key = fold(name)
     if key in SETTING_NAMES:
         return "a setting has this name"
     commands = (
-        importlib.import_module(f"eventloop.cli.{one}") for one in ("fit", "eval", "predict")
+        importlib.import_module(f"eventloop.cli.{command}")
+        for command in ("fit", "eval", "predict")
     )
-    if any(key in one.COMMAND.all_options() for one in commands):  # importing them takes torch
+    if any(
+        key in command.COMMAND.all_options() for command in commands
+    ):  # importing them takes torch
         return "an option of the command has this name"
     if key in sys.stdlib_module_names or {key, camel(name)} & {*keyword.kwlist}:
         return "Python has this name"
@@ -119,14 +122,14 @@ def _write(folder: Path, name: str, role: str) -> list[Path]:
 
 
 def _files(role: str) -> Iterator[tuple[str, Path]]:
-    """Yields the path of each file of a new plugin, and its template."""
+    """Yields (path in the new package, template) for each file."""
     root = _TEMPLATES / role
     for template in root.rglob("*.txt"):
         yield template.relative_to(root).as_posix().removesuffix(".txt"), template
 
 
 def _range(version: str) -> str:
-    """Returns the version range for a new plugin: before 1.0, one minor version."""
+    """Returns the version range that a new plugin requires: before 1.0, a single minor version."""
     major, minor, *_ = map(int, version.split(".")[:2])
     following = f"0.{minor + 1}" if major == 0 else str(major + 1)
     return f">={major}.{minor},<{following}"

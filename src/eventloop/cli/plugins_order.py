@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins order",
-    "Lists, hook by hook, the plugins in the order in which they are called. What is indented runs "
-    "inside the wrapper above it. The task, which comes first, and the core, which comes last, are "
+    "Lists, for each hook, the plugins in the order in which they are called. Indented plugins run "
+    "inside the wrapper above them. The task, which comes first, and the core, which comes last, are "
     "left out.",
     (JSON,),
     argument="[HOOK]",
@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _implemented(registry: Registry) -> Iterator[Hook]:
-    """Yields the hooks that a plugin, or the task by `owners`, implements."""
+    """Yields the hooks that a plugin implements, or that `owners` assigns to the task."""
     for name, hook in registry.hooks.items():
         if registry.implementations[name].implementations:
             yield hook
@@ -65,22 +65,22 @@ def _implemented(registry: Registry) -> Iterator[Hook]:
 
 def _plan(registry: Registry, hook: Hook) -> dict[str, Any]:
     ordered = registry.implementations[hook.name]
-    wrappers = [one for one in ordered.implementations if one.wrapper]
-    plain = [one for one in ordered.implementations if not one.wrapper]
-    asked = list(registry.asked(hook.name)) if hook.kind == "action" else plain
+    wrappers = [impl for impl in ordered.implementations if impl.wrapper]
+    plain = [impl for impl in ordered.implementations if not impl.wrapper]
+    asked_impls = list(registry.asked(hook.name)) if hook.kind == "action" else plain
     if hook.kind == "action":
         plain = list(order_of_owners(plain))
     calls = [
-        _call(hook, ordered, [*wrappers, *plain], idx, is_asked=one.wrapper or one in asked)
-        for idx, one in enumerate([*wrappers, *plain])
+        _call(hook, ordered, [*wrappers, *plain], idx, is_asked=impl.wrapper or impl in asked_impls)
+        for idx, impl in enumerate([*wrappers, *plain])
     ]
-    calls += [_loser(registry, one, len(wrappers)) for one in registry.losers.get(hook.name, ())]
+    calls += [_loser(registry, impl, len(wrappers)) for impl in registry.losers.get(hook.name, ())]
     plan: dict[str, Any] = {"hook": hook.name, "kind": hook.kind, "calls": calls}
     plan["remarks"] = list(remarks(registry, ordered))
     if hook.kind == "action":
-        is_owned = bool(asked) and not asked[-1].conditional
+        is_owned = bool(asked_impls) and not asked_impls[-1].conditional
         without_owner = _NO_OWNER if hook.declared_by else _DEFAULT_OWNER
-        plan["owner"] = asked[-1].plugin.name if is_owned else without_owner
+        plan["owner"] = asked_impls[-1].plugin.name if is_owned else without_owner
         plan["is_owned"] = is_owned
     return plan
 
@@ -88,50 +88,50 @@ def _plan(registry: Registry, hook: Hook) -> dict[str, Any]:
 def _call(
     hook: Hook, ordered: Ordered, calls: Sequence[Implementation], idx: int, *, is_asked: bool
 ) -> dict[str, Any]:
-    one = calls[idx]
-    depth = sum(other.wrapper for other in calls[:idx])
+    impl = calls[idx]
+    depth = sum(earlier.wrapper for earlier in calls[:idx])
     return {
-        "plugin": one.plugin.name,
-        "role": one.plugin.role,
+        "plugin": impl.plugin.name,
+        "role": impl.plugin.role,
         "depth": depth,
-        "how": ", ".join(_how(hook, one, is_asked=is_asked)),
-        "reason": _reason(hook, ordered, calls[idx - 1], one) if idx else "",
+        "how": ", ".join(_how(hook, impl, is_asked=is_asked)),
+        "reason": _reason(hook, ordered, calls[idx - 1], impl) if idx else "",
     }
 
 
-def _loser(registry: Registry, one: Implementation, depth: int) -> dict[str, Any]:
-    """Returns the row of the plugin that would own an action if the user hadn't chosen another."""
-    chosen = registry.rules.owners[one.hook.name].value
+def _loser(registry: Registry, impl: Implementation, depth: int) -> dict[str, Any]:
+    """Returns the row of an implementation that `owners` has removed."""
+    chosen = registry.rules.owners[impl.hook.name].value
     return {
-        "plugin": one.plugin.name,
-        "role": one.plugin.role,
+        "plugin": impl.plugin.name,
+        "role": impl.plugin.role,
         "depth": depth,
         "how": "not asked",
-        "reason": f"owners assigns {one.hook.name} to {chosen}",
+        "reason": f"owners assigns {impl.hook.name} to {chosen}",
     }
 
 
-def _how(hook: Hook, one: Implementation, *, is_asked: bool) -> Iterator[str]:
-    if one.wrapper:
+def _how(hook: Hook, impl: Implementation, *, is_asked: bool) -> Iterator[str]:
+    if impl.wrapper:
         yield "wrapper"
     elif hook.kind == "action":
-        yield ("conditional" if one.conditional else "owner") if is_asked else "not asked"
-    if one.phase != 1:
-        yield "tryfirst" if one.phase == 0 else "trylast"
-    if one.every is not None:
-        yield f"every {one.every}"
-    if one.rank_zero:
+        yield ("conditional" if impl.conditional else "owner") if is_asked else "not asked"
+    if impl.phase != 1:
+        yield "tryfirst" if impl.phase == 0 else "trylast"
+    if impl.every is not None:
+        yield f"every {impl.every}"
+    if impl.rank_zero:
         yield "rank zero"
 
 
-def _reason(hook: Hook, ordered: Ordered, previous: Implementation, one: Implementation) -> str:
-    if previous.wrapper and not one.wrapper:
-        return "wrapper: encloses all that are plain"
-    roles = previous.plugin.role, one.plugin.role
-    if hook.kind == "action" and not one.wrapper and roles[0] != roles[1]:
+def _reason(hook: Hook, ordered: Ordered, previous: Implementation, impl: Implementation) -> str:
+    if previous.wrapper and not impl.wrapper:
+        return "wrapper: encloses all plain implementations"
+    roles = previous.plugin.role, impl.plugin.role
+    if hook.kind == "action" and not impl.wrapper and roles[0] != roles[1]:
         return f"owners: {roles[0]} before {roles[1]}"
     by_name = "name, in reverse" if hook.name == "close" else "name"
-    return ordered.reason(previous, one) or by_name
+    return ordered.reason(previous, impl) or by_name
 
 
 def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""`eventloop plugins show NAME`: shows all facts about one plugin."""
+"""`eventloop plugins show NAME`: shows all facts about a plugin."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "plugins show",
-    "Shows one plugin or command: where it comes from, its options with values and sources, the hooks that it "
-    "implements and declares, its edges, and how long its import takes.",
+    "Shows a plugin or command: its origin, its options with values and sources, the hooks that it "
+    "implements and declares, its edges, and the time of its import.",
     (JSON,),
     argument="NAME",
 )
@@ -71,8 +71,8 @@ def run(arguments: Arguments) -> int:
 def _cost(arguments: Arguments) -> dict[str, Any]:
     """Measures the import of the named plugin, before it is imported here."""
     plugins = [*chosen_plugins(arguments), *extensions()]
-    named = [plugin for plugin in plugins if fold(plugin.name) == fold(arguments.task)]
-    for cost in measure_imports(named).values():
+    matching = [plugin for plugin in plugins if fold(plugin.name) == fold(arguments.task)]
+    for cost in measure_imports(matching).values():
         return {"import_s": cost.seconds, "imports_torch": cost.with_torch}
     return {}
 
@@ -109,14 +109,14 @@ def _extension_content(added: Extension, cost: dict[str, Any]) -> dict[str, Any]
     return content | {"options": [], "hooks": [], "declares": [], "edges": [], "problems": problems}
 
 
-def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
+def _origin(discovered: Found, status: str, reason: str) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "role": found.role,
-        "distribution": found.distribution,
-        "version": found.version,
-        "entry_point": found.entry_point.value,
-        "marks": list(found.marks),
+        "name": discovered.name,
+        "role": discovered.role,
+        "distribution": discovered.distribution,
+        "version": discovered.version,
+        "entry_point": discovered.entry_point.value,
+        "marks": list(discovered.marks),
         "status": status,
         "reason": reason,
     }
@@ -125,7 +125,7 @@ def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
 def _options(plugin: Plugin, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
     try:
         options = plugin_options(plugin.imported)
-    except Exception:  # noqa: BLE001 - is a problem of the plugin already
+    except Exception:  # noqa: BLE001 - reported as a problem of the plugin already
         return
     for key, option in options.items():
         unset = Value(None if option.required else option.default, "default")

@@ -29,8 +29,8 @@ COMMAND = Command(
         BEST_OPTION,
         NOT_STRICT,
         *CHANGES,
-        CommandOption("out", "FILE.safetensors", "where to (default: predictions.safetensors)"),
-        CommandOption("dataloader", "NAME", "for this eval data loader alone"),
+        CommandOption("out", "FILE.safetensors", "the file (default: predictions.safetensors)"),
+        CommandOption("dataloader", "NAME", "only for this eval data loader"),
     ),
 )
 
@@ -54,13 +54,13 @@ def run(arguments: Arguments) -> int:
 
 
 def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
-    """Concatenates the outputs of all batches whose shapes agree after the first dimension.
+    """Concatenates the outputs of all batches, if their shapes agree after the first dimension.
 
-    Others are one tensor per batch: `NAME[0]`, `NAME[1]`.
+    Outputs of other shapes get a tensor per batch: `NAME[0]`, `NAME[1]`.
 
     Args:
-        name: the key of outputs that are a tensor; nested ones are `NAME.logits`, `NAME.0`.
-        outputs: of each batch; tensors of shape () become one entry per batch.
+        name: the key of outputs that are a tensor; nested outputs get `NAME.logits`, `NAME.0`.
+        outputs: the output of each batch; a tensor of shape () counts as shape (1,).
 
     Raises:
         TaskError: an output is not a tensor.
@@ -68,11 +68,11 @@ def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
     batches = [dict(_leaves(name, output)) for output in outputs]
     joined = {}
     for key in dict.fromkeys(key for batch in batches for key in batch):
-        found = [batch[key] for batch in batches if key in batch]
-        parts = [tensor if tensor.dim() else tensor.reshape(1) for tensor in found]
-        shapes = {tuple(part.shape[1:]) for part in parts}
-        if len(parts) == len(batches) and len(shapes) == 1:
-            joined[key] = torch.cat(parts)
+        tensors = [batch[key] for batch in batches if key in batch]
+        rows = [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        shapes = {tuple(tensor.shape[1:]) for tensor in rows}
+        if len(rows) == len(batches) and len(shapes) == 1:
+            joined[key] = torch.cat(rows)
             continue
         numbered = enumerate(batches)
         joined |= {f"{key}[{idx}]": batch[key] for idx, batch in numbered if key in batch}
@@ -98,7 +98,7 @@ def _children(name: str, output: object) -> Iterator[tuple[str, object]]:
         return ((field.name, getattr(output, field.name)) for field in fields)
     raise TaskError(
         f"the output {name!r} is {a(type(output).__name__)}, which can't be written as a tensor",
-        fix="give tensors, or mappings, tuples or dataclasses of them: Task(forward=...)",
+        fix="return tensors, or mappings, tuples or dataclasses of tensors: Task(forward=...)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`--print-config`: all values of a run as a configuration file, each with its source."""
+"""`--print-config`: writes all values of a run as a configuration file, each with its source."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a configuration file: values with their sources; an invalid setting raises SettingError."""
+    """Yields the lines of a configuration file: each value with its source.
+
+    Raises:
+        SettingError: a setting is invalid.
+    """
     settings = job.configuration.settings(task_settings)
     for name, value in job.configuration.setting_values(task_settings).items():
         yield _line(name, getattr(settings, name), value)
     section = job.configuration.section("task")
     yield from _section("task", job.task_file.options, section, job.task_options(), "")
-    if with_options := [one for one in job.plugins if plugin_options(one.imported)]:
+    if plugins_with_options := [
+        plugin for plugin in job.plugins if plugin_options(plugin.imported)
+    ]:
         yield "plugins:"
-    for plugin in with_options:
+    for plugin in plugins_with_options:
         section = job.configuration.section(name := plugin.name)
         options = plugin_options(plugin.imported)
         yield from _section(name, options, section, job.plugin_options(plugin), "  ")
@@ -50,7 +56,7 @@ def _section(
 
 def _line(name: str, typed: object, written: Value) -> str:
     masked = shown(name, _plain(typed))
-    if masked != _plain(typed):  # a comment, so that the file sets no mask for a password
+    if masked != _plain(typed):  # a comment, so that the file doesn't set the mask as a password
         return f"# {name}: {masked}  # {written.source}; set it in the environment or in a file"
     for value in (_plain(typed), written.value):
         try:

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# Of a line on stdout: a header may well be long.
+# The maximum length of a line on stdout; a header may be long.
 _MOST_CHARS = 20_000
-_LONG_WORD = 20  # letters of one that may be folded
+_LONG_WORD = 20  # words with more letters may be broken
 _OURS = str(Path(eventloop.__file__).parent) + os.sep
 
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirects stdout to stderr, also for output that doesn't go through Python."""
+    """Redirects stdout to stderr, including output that doesn't go through Python."""
     sys.stdout.flush()
     saved_stdout = os.dup(1)
     os.dup2(2, 1)
@@ -44,20 +44,20 @@ def stdout_to_stderr() -> Iterator[None]:
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Shows eventloop's warnings without their line of source."""
-    usual = warnings.formatwarning
+    """Prints eventloop's own warnings without their line of source."""
+    default_format = warnings.formatwarning
 
-    def short(message: Warning | str, category: type[Warning], file: str, *line: Any) -> str:
+    def short_format(message: Warning | str, category: type[Warning], file: str, *line: Any) -> str:
         text = text_of(message) if isinstance(message, Warning) else message
         if file.startswith(_OURS):
             return plain(f"{category.__name__}: {text}\n")
-        return usual(text, category, file, *line)
+        return default_format(text, category, file, *line)
 
-    warnings.formatwarning = short  # type: ignore[assignment]
+    warnings.formatwarning = short_format  # type: ignore[assignment]
     try:
         yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning = default_format
 
 
 def write_text(text: str) -> None:
@@ -67,22 +67,26 @@ def write_text(text: str) -> None:
 
 
 def write_out(text: str = "") -> None:
-    """Writes text to stdout unchanged; raises UsageError if it can't, as on a full disk."""
+    """Writes text to stdout unchanged.
+
+    Raises:
+        UsageError: stdout can't be written, for example because the disk is full.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         raise UsageError(
-            f"what the command prints can't be written: {error.strerror}",
-            fix="make room where stdout leads, or lead it elsewhere",
+            f"the command's output can't be written: {error.strerror}",
+            fix="free space where stdout is redirected to, or redirect it elsewhere",
         ) from error
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Writes lines; on a terminal, long ones are wrapped with an indent."""
+    """Writes lines; on a terminal, long lines are wrapped with an indent."""
     console = _terminal()
     for line in map(_one_line, lines if is_heard() else ()):
         if console is None:
@@ -131,7 +135,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
-    """Returns the minimum width of a table: only long words are broken."""
+    """Returns the minimum width of a table in which only long words are broken."""
     columns = list(cells_by_column)
     words = ([len(word) for cell in cells for word in cell.split()] for cells in columns)
     return sum(min(max(sizes, default=0), _LONG_WORD) for sizes in words) + 2 * (len(columns) - 1)
@@ -140,13 +144,13 @@ def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
 def _write_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     width = max(map(len, columns), default=0)
     for row in rows:
-        named = zip(columns, row, strict=True)
-        write_lines(f"{name:<{width}}  {cell}" for name, cell in named if cell)
+        pairs = zip(columns, row, strict=True)
+        write_lines(f"{name:<{width}}  {cell}" for name, cell in pairs if cell)
         write_text("")
 
 
 def write_json(content: object) -> None:
-    """Writes JSON that every parser reads: numbers that aren't finite become null."""
+    """Writes standard JSON, in which numbers that aren't finite become null."""
     write_text(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 
@@ -155,12 +159,12 @@ def _one_line(text: str) -> str:
 
 
 def is_heard() -> bool:
-    """Returns whether this process prints: only rank 0 does."""
+    """Returns whether this process prints; only rank 0 does."""
     return not in_ranks() or os.environ.get("RANK", "0") == "0"
 
 
 def _terminal() -> Console | None:
-    """Returns a console if stdout is a terminal; other output doesn't import rich."""
+    """Returns a console if stdout is a terminal; only then is rich imported."""
     if not (is_heard() and sys.stdout.isatty()):
         return None
     from rich.console import Console

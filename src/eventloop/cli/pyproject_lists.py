@@ -1,4 +1,4 @@
-"""Edits the lists of plugins in a project's `pyproject.toml`; comments and order stay."""
+"""Edits the lists of plugins in a project's `pyproject.toml`, keeping comments and order."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from eventloop.plugin.static_check import seen_status
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin
 
-_BYTE_ORDER_MARK = "\ufeff"  # some editors of Windows begin a file with it
+_BYTE_ORDER_MARK = "\ufeff"  # some editors on Windows write it at the start of a file
 
 
 def edit_pyproject(
     arguments: Arguments, command: Command, edit: Callable[[str, Plugin], str], by_hand: str
 ) -> int:
-    """Edits `pyproject.toml` for the plugin that a command names, and prints whether it is active now.
+    """Edits `pyproject.toml` for the plugin that a command names; prints the plugin's new status.
 
     Args:
+        arguments: the parsed command line.
+        command: the command.
         edit: returns the edited text of the file.
-        by_hand: the line to write where the file can't be edited; `{name}` stands for the plugin.
+        by_hand: the line to suggest if the file can't be edited; `{name}` is replaced by the name.
 
     Raises:
         UsageError: no plugin has this name.
@@ -50,7 +52,7 @@ def edit_pyproject(
         raise SettingError(
             f"{path} can't be edited: {error}", fix=f"write it by hand: [tool.eventloop] {line}"
         ) from error
-    plugin = _named_plugin(arguments, command)  # as the edited file has it
+    plugin = _named_plugin(arguments, command)  # chosen again, with the edited file
     status, reason = seen_status(plugin, configuration_of(arguments), ())
     comma = ", " if reason else ""
     unchanged = " as it was" if edited == text else ""
@@ -77,7 +79,7 @@ def _named_plugin(arguments: Arguments, command: Command) -> Plugin:
 
 
 def with_name(text: str, key: str, name: str) -> str:
-    """Returns the file with a name added to the list `disable`, `required` or `allow`.
+    """Returns the text of the file with a name added to the list `disable`, `required` or `allow`.
 
     Raises:
         ValueError: the file isn't TOML, or the entry isn't a list in a table.
@@ -92,7 +94,7 @@ def with_name(text: str, key: str, name: str) -> str:
 
 
 def without_name(text: str, key: str, name: str) -> str:
-    """Returns the file without a name in a list; comments are kept.
+    """Returns the text of the file with a name removed from a list; comments are kept.
 
     Raises:
         ValueError: the file isn't TOML.
@@ -106,7 +108,7 @@ def without_name(text: str, key: str, name: str) -> str:
 
 
 def has_name(text: str, key: str, name: str) -> bool:
-    """Returns whether a list of the table has a name, with or without versions.
+    """Returns whether a list of `[tool.eventloop]` has a name, with or without versions.
 
     Raises:
         ValueError: the file isn't TOML.
@@ -115,7 +117,7 @@ def has_name(text: str, key: str, name: str) -> bool:
 
 
 def project_table(text: str) -> Any:
-    """Returns `[tool.eventloop]` of a file, which is empty if there is none.
+    """Returns the table `[tool.eventloop]` of a file, or an empty one.
 
     Raises:
         ValueError: the file isn't TOML.
@@ -124,9 +126,9 @@ def project_table(text: str) -> Any:
 
 
 def _is_named(entry: str, name: str) -> bool:
-    """Whether an entry names a plugin, with or without versions."""
-    parts = split_requirement(entry)
-    return fold(parts[0] if parts else entry) == fold(name)
+    """Returns whether an entry names the plugin, with or without versions."""
+    requirement = split_requirement(entry)
+    return fold(requirement[0] if requirement else entry) == fold(name)
 
 
 def _parsed(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Commands that have subcommands: each subcommand is a module of its own, `list` is the default."""
+"""Commands with subcommands: each subcommand has its own module, and `list` is the default."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class CommandGroup:
 
     Args:
         name: `plugins`, whose subcommand `show` is the module `plugins_show`.
-        usage: the help's first lines.
-        subcommands: each name with its description.
-        notes: the help's last lines.
-        list_argument: the argument of `list`, which may be given without the word `list`.
+        usage: the first lines of the help.
+        subcommands: the descriptions of the subcommands by name.
+        notes: the last lines of the help.
+        list_argument: the argument of `list`, which may be used without the word `list`.
     """
 
     name: str
@@ -34,7 +34,7 @@ class CommandGroup:
         return f"{self.usage}\n\nsubcommands:\n{listed}\n\n{self.notes}"
 
     def split(self, argv: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """Returns the subcommand that a command line names, and the words after it.
+        """Returns the subcommand that a command line names, and the arguments after it.
 
         Raises:
             UsageError: the first word is neither a subcommand nor an argument of `list`.
@@ -52,7 +52,7 @@ class CommandGroup:
         fix = f"one of {', '.join(self.subcommands)}"
         if not self.list_argument:
             raise UsageError(problem, fix=fix)
-        # A word that resembles no subcommand is an argument; `list` reports if it doesn't exist.
+        # A word that resembles no subcommand is an argument; `list` reports it if it doesn't exist.
         if hint and not Path(word).exists():
             raise UsageError(
                 f"{problem}, and there is no such {self.list_argument.lower()}",

@@ -44,18 +44,18 @@ _OURS = str(Path(eventloop.__file__).parent) + os.sep
 _IMPORTLIB = importlib.__file__
 _FIX = "fix the task; nothing has been trained"
 _NO_PACKAGE = (
-    "a task file belongs to no package: write `import helpers` for a file beside it, or name the "
+    "a task file belongs to no package: write `import helpers` for a file in its folder, or name the "
     "task as a module, `eventloop fit package.module`"
 )
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A task file that has been read.
+    """An imported task file.
 
     Args:
         label: TASK as typed.
-        name: of the file without folder and suffix, or of the module.
+        name: the name of the file without folder and suffix, or of the module.
         target: a function that returns the task, or the task itself.
         options: the function's parameters, by folded name.
         source: the text of the file.
@@ -74,16 +74,20 @@ class TaskFile:
             values: the parameters that were set.
         """
         digest = hashlib.sha256(self.source.encode()).hexdigest()
-        set_ = self.typed_options(values)
-        chosen = {one.name: set_.get(one.name, one.default) for one in self.options.values()}
-        options = json_value(shown_options(chosen))
+        set_options = self.typed_options(values)
+        all_options = {
+            option.name: set_options.get(option.name, option.default)
+            for option in self.options.values()
+        }
+        options = json_value(shown_options(all_options))
         return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:
         """Returns the parameters that were set, converted for the function.
 
         Raises:
-            SettingError: one is unknown or of the wrong type, or one without a default isn't set.
+            SettingError: a parameter is unknown or has the wrong type, or a parameter without a
+                default isn't set.
         """
         for key, value in values.items():
             if key not in self.options:
@@ -97,7 +101,7 @@ class TaskFile:
                 example = f"{flag(option.name, 'task')} {option.type_name.upper()}"
                 raise SettingError(
                     f"{self.label} needs its option {option.name!r}, which has no default",
-                    fix=f"give it with `{example}`",
+                    fix=f"set it with `{example}`",
                 )
         return {
             self.options[key].name: typed(self.options[key], value, "task", task=self.label)
@@ -110,16 +114,16 @@ class TaskFile:
         Raises:
             SettingError: as `typed_options`.
             TaskError: the function raises.
-            TaskFileError: it returns no task.
+            TaskFileError: the function doesn't return a task.
         """
         task = self.target
         if _is_function(task):
             options = self.typed_options(values)
             task = _guarded(self.label, lambda: self.target(**options))
-            if lack := _lacks(task):
+            if missing := _lacks(task):
                 raise TaskFileError(
-                    f"{self.label}: {self.target.__name__}() returns {task!r}, which is no task: "
-                    f"{lack}",
+                    f"{self.label}: {self.target.__name__}() returns {task!r}, which isn't a task: "
+                    f"{missing}",
                     fix="return Task(model=..., ...), or an object with hook implementations",
                 )
         if isinstance(task, Task) and not task.name:
@@ -130,16 +134,16 @@ class TaskFile:
 def load_task_file(label: str) -> TaskFile:
     """Imports the file or module that TASK names, and finds the task in it.
 
-    A file's folder, or the working directory for a module, comes first on `sys.path`.
+    The file's folder, or the working directory for a module, is put first on `sys.path`.
 
     Raises:
-        TaskFileError: there is no such file or module, or no task in it.
-        TaskError: it raises while it is imported.
+        TaskFileError: the file or module doesn't exist, or has no task.
+        TaskError: the import raises.
     """
     file, colon, name = label.partition(":")
     if colon and file.endswith(".py"):
         raise TaskFileError(
-            f"TASK is a file alone, not {label!r}: its function or object is always named `task`",
+            f"TASK is only a file, not {label!r}: its function or object is always named `task`",
             fix=f"write {shell('eventloop', 'fit', file)}, and `task = {name or 'my_task'}` at the end of the file",
         )
     is_file = label.endswith(".py") or "/" in label or os.sep in label
@@ -147,21 +151,23 @@ def load_task_file(label: str) -> TaskFile:
     name = Path(label).stem if is_file else label
     target: Any = getattr(module, "task", module)
     source = ""
-    with suppress(OSError, TypeError):  # it has none
+    with suppress(OSError, TypeError):  # an extension module has no source
         source = inspect.getsource(module).replace("\r\n", "\n")
     if _is_function(target):
         return TaskFile(label, name, target, options_of(target), source)
-    if lack := _lacks(target):
-        if target is module and (with_tasks := _modules_with_tasks(module)):
+    if missing := _lacks(target):
+        if target is module and (modules_with_tasks := _modules_with_tasks(module)):
             raise TaskFileError(
                 f"{label} is a package without a task of its own",
-                tasks=", ".join(with_tasks),
-                fix=f"name one of them: {shell('eventloop', 'fit', with_tasks[0])}",
+                tasks=", ".join(modules_with_tasks),
+                fix=f"name one of them: {shell('eventloop', 'fit', modules_with_tasks[0])}",
             )
         names = [name for name in vars(module) if not name.startswith("_")]
-        what = f"; `task` there is {target!r}" if target is not module else closest("task", names)
+        task_note = (
+            f"; `task` there is {target!r}" if target is not module else closest("task", names)
+        )
         raise TaskFileError(
-            f"{label} holds no task: {lack}{what}",
+            f"{label} holds no task: {missing}{task_note}",
             fix="define `def task(): return Task(...)`, `task = Task(...)`, or functions marked "
             "with @hookimpl",
         )
@@ -197,10 +203,10 @@ def _import_file(label: str) -> ModuleType:
     _come_first(path.parent)
     name = path.stem.replace(".", "_")
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
-        name = f"{name}_task"  # what else has this name goes on being itself
+        name = f"{name}_task"  # don't replace another module of this name
     spec = spec_of_file(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # classes of the task can be pickled for data loader workers
+    sys.modules[name] = module  # so that its classes can be pickled for data loader workers
     loader = spec.loader
     assert loader is not None
     _guarded(label, lambda: loader.exec_module(module))
@@ -209,7 +215,7 @@ def _import_file(label: str) -> ModuleType:
 
 def _import_module(label: str) -> ModuleType:
     missing = _no_file(label, Path.cwd() / f"{label}.py")
-    if not all(part.isidentifier() for part in label.split(".")):
+    if not all(segment.isidentifier() for segment in label.split(".")):
         raise missing
     _come_first(Path.cwd())
     try:
@@ -228,11 +234,11 @@ def _come_first(folder: Path) -> None:
 
 def _no_file(label: str, path: Path) -> TaskFileError:
     if Path(label).is_dir():
-        files = [str(one) for one in sorted(Path(label).glob("*.py"))]
+        files = [str(path) for path in sorted(Path(label).glob("*.py"))]
         return TaskFileError(
             f"{one_line(label)} is a folder",
             files=one_line(", ".join(files), 200) or "none that ends in .py",
-            fix=f"name the one with the task: {shell('eventloop', 'fit', *files[:1] or ['task.py'])}",
+            fix=f"name the file with the task: {shell('eventloop', 'fit', *files[:1] or ['task.py'])}",
         )
     if Path(label).is_file() and not label.endswith(".py"):
         return TaskFileError(
@@ -242,7 +248,7 @@ def _no_file(label: str, path: Path) -> TaskFileError:
     return TaskFileError(
         f"there is no {kind} {label!r}{closest_at(path, '*.py')}",
         folder=path.parent if path.parent.is_dir() else f"{path.parent}, which doesn't exist",
-        fix="give a file, `eventloop fit examples/digits.py`, or a module that can be imported",
+        fix="name a file, `eventloop fit examples/digits.py`, or a module that can be imported",
     )
 
 
@@ -251,21 +257,25 @@ def _is_function(target: object) -> bool:
 
 
 def _lacks(target: object) -> str:
-    """Returns why something is not a task; "" for a `Task` and for what implements `build_model`."""
+    """Returns the reason why an object isn't a task; "" for a `Task`, or if it has `build_model`."""
     if isinstance(target, Task):
         return ""
-    found, problems = implementations(Plugin("task", "task", target), HOOKS)
-    names = [one.hook.name for one in found]
+    valid, problems = implementations(Plugin("task", "task", target), HOOKS)
+    names = [impl.hook.name for impl in valid]
     if "build_model" in names:
         return ""
     if problems:
         return problems[0].what
-    without = f"it implements {', '.join(names)}, but not build_model"
-    return without if names else "no Task and no hook implementations"
+    description = f"it implements {', '.join(names)}, but not build_model"
+    return description if names else "no Task and no hook implementations"
 
 
 def _guarded(label: str, call: Callable[[], T]) -> T:
-    """Runs code of the task file; removes eventloop's frames from its exceptions."""
+    """Runs code of the task file.
+
+    Raises:
+        TaskError: the code raises; the message has the traceback without eventloop's frames.
+    """
     try:
         return call()
     except (KeyboardInterrupt, EventloopError):
@@ -280,21 +290,27 @@ def _raised(label: str, error: BaseException) -> TaskError:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<frozen")) and frame.filename != _IMPORTLIB
     ]
-    facts: dict[str, Any] = {"where": _line_of(frames, error)}
+    fields: dict[str, Any] = {"where": _line_of(frames, error)}
     if len(frames) > 1:
         lines = "".join(traceback.format_list(frames)).splitlines()
-        facts["through"] = "\n    ".join(["", *lines])
+        fields["through"] = "\n    ".join(["", *lines])
     is_relative = isinstance(error, ImportError) and "relative import" in text_of(error)
     fix = _NO_PACKAGE if is_relative else fix_for_no_samples(error) or _FIX
     return TaskError(
-        f"{one_line(label)} raises {type(error).__name__}: " + text_of(error), fix=fix, **facts
+        f"{one_line(label)} raises {type(error).__name__}: " + text_of(error), fix=fix, **fields
     )
 
 
 def _line_of(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
-    """Returns the last position in the task's folder, which is the first frame's."""
+    """Returns the last line of the traceback in the task's folder, which is the first frame's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     folders = [Path(frame.filename).parent for frame in frames]
-    own = [frame for frame, folder in zip(frames, folders, strict=True) if folder == folders[0]]
-    return f"{own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}" if own else "unknown"
+    task_frames = [
+        frame for frame, folder in zip(frames, folders, strict=True) if folder == folders[0]
+    ]
+    return (
+        f"{task_frames[-1].filename}, line {task_frames[-1].lineno}, in {task_frames[-1].name}"
+        if task_frames
+        else "unknown"
+    )
