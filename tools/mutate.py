@@ -40,13 +40,13 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "adapters are loaded into another model": Mutant(
         "checkpoint/left_out_weights.py",
-        "if merged(found) != digest:",
+        "if merged(own_digests) != digest:",
         "if not found:",
         "checkpoint/test_left_out_weights.py",
     ),
     "a weight that changes is left out": Mutant(
         "checkpoint/left_out_weights.py",
-        "if before.setdefault(name, digest) != digest:",
+        "if known_digests.setdefault(name, digest) != digest:",
         "if not before.setdefault(name, digest):",
         "checkpoint/test_left_out_weights.py",
     ),
@@ -64,8 +64,8 @@ MUTANTS = {
     ),
     "ranks begin at the next one's share": Mutant(
         "data/sharding.py",
-        "drawn[self.rank :: self.num_replicas]",
-        "drawn[self.rank + 1 :: self.num_replicas]",
+        "entries[self.rank :: self.num_replicas]",
+        "entries[self.rank + 1 :: self.num_replicas]",
         "data/test_sharding.py",
     ),
     "a resumed run saves its batch again": Mutant(

@@ -40,7 +40,7 @@ def replace(folder):
 @pytest.mark.parametrize("interval", ["3ba", "6ba"])
 def test_a_folder_that_vanishes_is_told_of(change, interval, vanishing):
     """What is saved into a folder made anew would be half a run, unlocked."""
-    with pytest.raises(ResumeError, match="was deleted or replaced while the run was under way"):
+    with pytest.raises(ResumeError, match="was deleted or replaced while the run was active"):
         vanishing(change, checkpoint_interval=interval, max_duration="6ba")
 
 

@@ -15,7 +15,7 @@ from eventloop.files import disk
 from eventloop_testing import run_ranks, tiny_task
 
 SETTINGS = {"checkpoint_interval": "1ba", "checkpoint_keep": 1, "autoload": False, "device": "cpu"}
-WARNING = "a surplus checkpoint stays"
+WARNING = "a surplus checkpoint couldn't be removed"
 
 
 class BrokenDisk:

@@ -113,7 +113,7 @@ def test_a_tensor_that_is_copied_from_is_read_and_let_go(tmp_path):
     assert isinstance(one, UnreadTensor)
     assert (one.shape, one.dtype, one.is_meta) == ((3, 3), torch.float32, False)
     assert torch.equal(target.float(), weight)
-    assert one._held is None
+    assert one._loaded_entries is None
     one += 1
     assert torch.equal(one + 0, weight + 1)
     assert torch.equal(target.copy_(one).float(), weight + 1)

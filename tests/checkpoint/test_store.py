@@ -106,7 +106,7 @@ def test_a_renamed_checkpoint_is_not_that_of_another_batch(three):
     path, ((_, reason),) = three.latest()
 
     assert path.name == "ba00000002"
-    assert "that of batch 3, the folder's name says 7" in reason
+    assert "belongs to batch 3, but the folder to 7" in reason
 
 
 def test_looking_without_digests_still_finds_what_is_missing(three, damage):

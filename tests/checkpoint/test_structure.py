@@ -174,7 +174,7 @@ def fills_a_group(state):
 LOST = {
     "parameter": (adds_parameter, "the parameter 'late' was added"),
     "module": (adds_module, "the parameter 'late.weight' was added"),
-    "shape": (resizes, r"'0.weight' has become \(3, 5\), it was \(3, 3\)"),
+    "shape": (resizes, r"'0.weight' has changed from \(3, 3\) to \(3, 5\)"),
     "foreign group": (adds_foreign_group, "'sgd' got 1 parameter group with parameters"),
     "filled group": (fills_a_group, "parameter groups of the optimizer 'sgd' got other parameters"),
 }

@@ -146,7 +146,7 @@ def test_what_belongs_to_another_step_is_refused(names, newest, refused):
     for name in names or [one.name for one in newest.iterdir()]:
         shutil.copy(newest.with_name("ba00000002") / name, newest)
 
-    assert "it is that of batch 2, the folder's name says 3" in refused()
+    assert "it belongs to batch 2, but the folder to 3" in refused()
 
 
 def test_sizes_alone_are_looked_at_without_digests(newest):

@@ -65,9 +65,9 @@ def test_slices_that_leave_a_gap_or_overlap_are_refused(store, slices):
 
         path = slices.save(store, 2, batch=start, parts_of=wrong)
 
-        with pytest.raises(CheckpointError, match="slices don't make up all of 'w'"):
+        with pytest.raises(CheckpointError, match="slices don't cover all of 'w'"):
             read_checkpoint(path)
-        assert ["make up all of 'w'" in str(one) for one in damages(path)] == [True]
+        assert ["cover all of 'w'" in str(one) for one in damages(path)] == [True]
 
 
 def test_overlapping_slices_are_refused(store, slices):

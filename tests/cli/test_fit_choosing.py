@@ -145,7 +145,7 @@ def test_the_header_says_when_owners_decided_and_over_whom(run, two):
     assert "build_optimizers: bb-test, by owners, instead of aa-test and the task's" in ran.out
     (loser,) = [line for line in shown.out.splitlines() if "aa-test" in line]
     assert "not asked" in loser
-    assert loser.endswith("owners gives build_optimizers to bb-test")
+    assert loser.endswith("owners assigns build_optimizers to bb-test")
 
 
 def test_a_fit_tells_every_problem_of_every_plugin_at_once(run, install, tiny):

@@ -50,7 +50,7 @@ DEFECTS = {
     ),
     "two phases": (
         "@hookimpl(tryfirst=True, trylast=True)\n    def batch_end(self, state): 0",
-        "to run first and last",
+        "has both tryfirst=True and trylast=True",
     ),
     "a phase without effect": (
         "@hookimpl\n    def batch_start(self, state): 0\n"

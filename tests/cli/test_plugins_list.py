@@ -67,7 +67,7 @@ def test_a_requirement_that_nothing_meets_is_a_row(run, install, clean):
 
     assert ran.status == 0
     assert rows["nosuch"]["reason"].startswith("nosuch is required, but no plugin has this name")
-    assert rows["aa-test"]["reason"] == "aa-test>2 is required, but 1.0 is there"
+    assert rows["aa-test"]["reason"] == "aa-test>2 is required, but 1.0 is installed"
 
 
 def test_the_list_never_fails_because_of_a_plugin(run, install):

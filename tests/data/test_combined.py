@@ -308,7 +308,7 @@ def test_what_is_cycled_and_emptied_by_drop_last_says_so(make):
 
     for caught in (outside, in_a_run):
         assert caught.value.fix == (
-            "drop_last=True drops a batch of fewer than 8 samples, and there are 5: give a smaller "
+            "drop_last=True drops a batch of fewer than 8 samples, and there are 5: use a smaller "
             "batch_size, or leave drop_last out"
         )
 

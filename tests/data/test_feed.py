@@ -145,7 +145,7 @@ def test_a_loader_shorter_than_it_said_is_named():
     for _ in range(3):
         feed.next()
 
-    with pytest.raises(TaskError, match="gave 3 batches, but its length is 5"):
+    with pytest.raises(TaskError, match="yielded 3 batches, but its length is 5"):
         feed.next()
 
 
@@ -286,7 +286,7 @@ def test_a_data_set_cannot_end_the_data_early(make_trainer, make_task, how, num_
     trainer = make_trainer(task, eval_interval=None)
     given = [loader] if how == "predict" else []
 
-    with pytest.raises(TaskError, match=r"StopIteration|gave 2 batches, but its length is 20"):
+    with pytest.raises(TaskError, match=r"StopIteration|yielded 2 batches, but its length is 20"):
         getattr(trainer, how)(*given)
 
 

@@ -355,7 +355,7 @@ def test_batches_that_come_out_of_order_are_warned_of():
     feed = feed_of(make())
     epochs(feed, stop=3)
 
-    with pytest.warns(UserWarning, match="in_order=False: which batches were trained on depends"):
+    with pytest.warns(UserWarning, match="in_order=False: the batches that were trained on depend"):
         feed_of(make()).load_state_dict(feed.state_dict())
 
 

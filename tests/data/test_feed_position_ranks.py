@@ -219,7 +219,7 @@ def listed(size):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (by_batches, "has its own batches, made for 2 ranks, of which 1 can't take the same"),
+        (by_batches, "has its own batches, made for 2 ranks; with 1 ranks, a step can't have"),
         (listed, "epoch of 6 batches with 2 ranks; now it has 12 with 1"),
     ],
     ids=["batch sampler", "list"],

@@ -160,5 +160,5 @@ def test_a_loader_over_arrays_is_one_call():
 @pytest.mark.parametrize("arrays", [(), (X, Y[:3]), (1.0,), ({},)])
 def test_arrays_that_do_not_match_are_refused(arrays):
     """With the shapes that were given."""
-    with pytest.raises(ValueError, match=r"as many rows each, got shapes: (none|\()"):
+    with pytest.raises(ValueError, match=r"equal numbers of rows, got shapes: (none|\()"):
         tensors(*arrays, batch_size=2)

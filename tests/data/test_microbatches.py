@@ -297,9 +297,9 @@ def test_a_batch_is_not_its_parts(batch):
 
 def test_a_batch_has_a_part():
     """One without would be a step without a gradient."""
-    with pytest.raises(ValueError, match="Microbatches got no part"):
+    with pytest.raises(ValueError, match="Microbatches got no parts"):
         Microbatches([])
-    with pytest.raises(ValueError, match="give the parts of all in one"):
+    with pytest.raises(ValueError, match="pass all parts to one Microbatches"):
         Microbatches([Microbatches([X])])
 
 
@@ -307,5 +307,5 @@ def test_loaders_side_by_side_give_no_parts():
     """The parts of one don't belong to those of the other."""
     both = zipped(a=loader(), b=loader(size=3))
 
-    with pytest.raises(TaskError, match="zipped: 'a' gave Microbatches of 3"):
+    with pytest.raises(TaskError, match="zipped: 'a' yielded Microbatches of 3"):
         next(iter(both))

@@ -37,6 +37,6 @@ def test_an_order_that_cannot_be_drawn_again_is_refused():
         torch.rand(2)
 
     with pytest.raises(
-        TaskError, match=r"Interleaving\) isn't the one .* 3 batches were trained on"
+        TaskError, match=r"Interleaving\) differs from .* 3 batches were trained on"
     ):
         make_feed().load_state_dict(feed.state_dict())

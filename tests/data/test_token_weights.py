@@ -162,7 +162,7 @@ class Own(nn.Module):
 
 def test_a_model_that_may_leave_out_the_first_label_is_refused():
     """With the line to write, which then trains as one piece does."""
-    with pytest.raises(TaskError, match=r"isn't known which.*\n[\s\S]*loss_weight=lambda batch"):
+    with pytest.raises(TaskError, match=r"aren't known.*\n[\s\S]*loss_weight=lambda batch"):
         trained(Own, microbatch_size=2)
 
     def weight(batch):

@@ -18,7 +18,7 @@ def test_samples_that_drop_last_drops_are_named(dataloader):
     error = no_batch_in_epoch(loader_of(dataloader), 2)
 
     assert "epoch 3" in str(error)
-    assert "fewer than 4 samples, and there are 3: give a smaller batch_size" in error.fix
+    assert "fewer than 4 samples, and there are 3: use a smaller batch_size" in error.fix
 
 
 def test_any_other_loader_is_used_up():
@@ -28,6 +28,6 @@ def test_any_other_loader_is_used_up():
 
 def test_a_wrong_length_is_named():
     """A data set that raises StopIteration ends the data early."""
-    assert "the train data loader gave 1 batch, but its length is 3" in str(
+    assert "the train data loader yielded 1 batch, but its length is 3" in str(
         too_few("train data loader", 1, 3)
     )

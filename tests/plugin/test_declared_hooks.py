@@ -423,7 +423,10 @@ REFUSED = {
     "pluggy's marker": ({"hookspecs": PluggysOwn}, "marked with pluggy's own HookspecMarker"),
     "a core name": ({"hookspecs": Reused}, "'batch_end' of p is declared by the core already"),
     "no state": ({"hookspecs": Stateless}, "doesn't take `state` first"),
-    "keyword-only": ({"hookspecs": KeywordOnly}, "takes decay, which no implementation would get"),
+    "keyword-only": (
+        {"hookspecs": KeywordOnly},
+        "takes decay, which no implementation would receive",
+    ),
     "closes nothing": ({"hookspecs": ClosesNothing}, "closes 'ema_begins', but no event has"),
     "hookwrapper on a plain function": (
         {"batch_end": OLD(_returns, hookwrapper=True)},

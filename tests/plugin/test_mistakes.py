@@ -72,7 +72,7 @@ CALLED = (
     "load_state_dict is called with two arguments, the state and the version of the plugin that "
     "wrote it"
 )
-LOST = "it has state_dict without load_state_dict, so that what it saves would never come back"
+LOST = "it has state_dict without load_state_dict, so its saved state would never be loaded"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ LOST = "it has state_dict without load_state_dict, so that what it saves would n
         (Shadow, LOST, "state_dict", BACK),
         (
             OnlyLoads,
-            "it has load_state_dict without state_dict, so that nothing would be saved for it",
+            "it has load_state_dict without state_dict, so no state would be saved for it",
             "load_state_dict",
             "write `def state_dict(self)`",
         ),
@@ -97,7 +97,7 @@ LOST = "it has state_dict without load_state_dict, so that what it saves would n
         ),
         (
             PerRank,
-            "state_per_rank=True has no effect: it keeps no state",
+            "state_per_rank=True has no effect without a state",
             "state_per_rank",
             "write `state_dict(self)` and `load_state_dict(self, state, version)`, or leave it out",
         ),
@@ -136,7 +136,7 @@ def test_what_is_torchs_is_no_state_of_a_plugin(target):
 
 def test_a_trainer_refuses_half_a_state(make_trainer):
     """Before anything is trained, with everything else that is wrong."""
-    with pytest.raises(PluginError, match="would never come back") as caught:
+    with pytest.raises(PluginError, match="would never be loaded") as caught:
         make_trainer(algorithms=[OnlySaves(), WithoutVersion()])
 
     assert CALLED in str(caught.value)

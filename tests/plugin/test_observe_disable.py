@@ -10,7 +10,7 @@ import torch
 from eventloop import hookimpl
 from eventloop.events import EVENTS
 
-BROKEN = "is switched off for the rest of this run, for it raised"
+BROKEN = "is switched off for the rest of this run because it raised"
 
 
 @pytest.fixture

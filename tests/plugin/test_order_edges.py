@@ -76,7 +76,7 @@ def test_a_circle_is_an_error_that_names_who_declared_each_edge(plugin, ordered)
         ordered("batch_start", a, b)
 
     assert str(caught.value) == (
-        "the order of batch_start goes round in a circle: a → b → a\n"
+        "the order of batch_start has a cycle: a → b → a\n"
         "  edge 1  a before b, declared by a (eventloop-a 0.2.1), batch_start\n"
         "  edge 2  b before a, declared by b (eventloop-b 0.2.1), batch_start\n"
         "  fix     take one edge out, or overrule it in [tool.eventloop.order]"

@@ -84,7 +84,7 @@ def test_a_choice_among_plugins_names_all_whom_it_passed_over(plugin):
     ("owners", "what"),
     [
         ({"build_optimisers": "muon"}, "the closest is 'build_optimizers'"),
-        ({"build_optimizers": "mun"}, "owners gives build_optimizers to 'mun', which doesn't"),
+        ({"build_optimizers": "mun"}, "owners assigns build_optimizers to 'mun', which doesn't"),
         ({"batch_end": "muon"}, "no action has this name"),
     ],
 )
@@ -141,7 +141,7 @@ def yields(state):
         (
             {"loss": (yields, {"wrapper": True, "after": "b"})},
             {"loss": acts},
-            "after='b' can't hold on loss: a wrapper encloses all plain implementations, that of b",
+            "after='b' can't hold on loss: a wrapper encloses all plain implementations, including b's",
         ),
         (
             {"loss": (acts, {"before": "b", "conditional": True})},
@@ -341,8 +341,8 @@ def test_an_owner_and_a_conditional_that_names_alone_order_are_refused(plugin, p
     (problem,) = problems_of(maybe, owner)
 
     assert problem == (
-        f"{names[0]} may take the action forward over and {names[1]} always does; nothing but their "
-        "names says which is asked first"
+        f"{names[0]} may take the action forward over and {names[1]} always does; only their "
+        "names decide which is asked first"
     )
 
 

@@ -136,7 +136,7 @@ def test_what_is_handed_over_in_python_obeys_the_site(read_configuration):
 
     (problem,) = accept(plugins, read_configuration(site='disable = ["mixup"]'))[1]
 
-    assert "mixup was handed over, but the site switches it off" in str(problem)
+    assert "mixup was passed, but the site switches it off" in str(problem)
     assert accept(plugins, read_configuration('disable = ["mixup"]')) == (plugins, [])
 
 

@@ -47,7 +47,7 @@ WAYS = {
 def test_a_problem_names_its_plugin_and_the_way_out(plugin, origin, way_out):
     """The way out undoes what brought the plugin; the task has none."""
     with for_command():
-        problem = plugin.problem("it broke", "fix it", where="batch_end")
+        problem = plugin.problem("it broke", "fix it", method="batch_end")
 
     assert problem.facts["plugin"] == f"{origin}, batch_end"
     assert problem.fix == (f"fix it, or {way_out}" if way_out else "fix it")

@@ -128,7 +128,7 @@ def test_a_plugin_that_can_not_be_inspected_is_the_only_one_that_fails(install):
 
     assert [one.name for one in registry.plugins] == ["task", "aa-test"]
     (problem,) = registry.problems
-    assert problem.what.startswith("odd-test can't be looked at: TypeError: unexpected object 3")
+    assert problem.what.startswith("odd-test can't be inspected: TypeError: unexpected object 3")
 
 
 def test_a_run_reads_no_sources_of_plugins(tiny, install):

@@ -75,7 +75,7 @@ def test_a_wrong_argument_is_refused_with_the_closest(plugin):
     assert problem_of(one) == (
         "log has no argument 'number'; the closest is 'numbers'\n"
         "  plugin  ema, method SimpleNamespace.log\n"
-        "  fix     take what the hook passes: state, numbers, at, or leave the plugin out of "
+        "  fix     take only arguments that the hook passes: state, numbers, at, or leave the plugin out of "
         "`algorithms=[...]`"
     )
 
@@ -206,7 +206,7 @@ def test_an_argument_with_a_default_that_the_hook_does_not_have_is_refused(make,
     problem = problem_of(make(plugin))
 
     assert problem.startswith(message)
-    assert "a value of the plugin's own belongs on it, `self." in problem
+    assert "store a value of the plugin as an attribute, `self." in problem
 
 
 def test_a_method_without_self_is_refused():

@@ -261,5 +261,5 @@ def test_a_rank_without_data_and_without_a_batch_to_repeat_is_told(tmp_path):
     """Only the end of the epoch has neither."""
     run_ranks(fit_named, tmp_path, "4ba")
 
-    with pytest.raises(RankError, match="couldn't hold the batch that this rank, out of data,"):
+    with pytest.raises(RankError, match="lacks the batch that this rank, which has no data left,"):
         run_ranks(fit_named, tmp_path)

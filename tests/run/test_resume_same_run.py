@@ -398,7 +398,7 @@ def test_a_trainer_that_was_overtaken_is_refused(run, clean):
     late = Trainer(tiny_task(), checkpoint_interval="1ba", **given)
     run("3ba")
 
-    with late, pytest.raises(ResumeError, match="has gone on to batch 3 since"):
+    with late, pytest.raises(ResumeError, match="has continued to batch 3 since"):
         late.fit()
 
 

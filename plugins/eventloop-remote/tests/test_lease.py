@@ -137,7 +137,7 @@ def test_nonsense_is_waited_for(data, bucket, lease_of):
     """A stranger's, or half written; nothing of it reaches the terminal."""
     bucket.kind("").pipe_file(PATH, data)
 
-    with pytest.warns(UserWarning, match="a process that didn't leave its number trained"):
+    with pytest.warns(UserWarning, match="a process that didn't record its id trained"):
         lease_of("a").acquire()
 
 

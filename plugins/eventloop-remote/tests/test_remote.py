@@ -200,7 +200,7 @@ def test_a_renamed_checkpoint_is_not_that_of_another_batch(bucket, three, anothe
 
     path, ((_, reason),) = another().latest()
 
-    assert (path.name, reason) == ("ba00000003", "manifest.json: it is that of batch 3")
+    assert (path.name, reason) == ("ba00000003", "manifest.json: it belongs to batch 3")
 
 
 @pytest.mark.parametrize("name", ["x", "ba9", "ba00000009"])

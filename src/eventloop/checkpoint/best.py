@@ -36,8 +36,8 @@ class BestState:
     """The best evaluation in a checkpoint.
 
     Attributes:
-        metric: its direction and name: "max test/accuracy".
-        value: the best value; larger is better, whatever the direction.
+        metric: the direction and name of the metric: "max test/accuracy".
+        value: the best value, negated for "min", so that larger is better.
         batch: the batch count of the evaluation; None before the first.
     """
 
@@ -47,7 +47,7 @@ class BestState:
 
 
 class Best:
-    """Tracks one metric of one eval set.
+    """Tracks a metric of an eval set.
 
     Args:
         metric: the metric to track, with a known direction.
@@ -67,10 +67,14 @@ class Best:
         self._before: tuple[float, int | None] = (-math.inf, None)
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
-        """Records an evaluation; returns whether it is the best so far; raises SettingError.
+        """Records an evaluation; returns whether it is the best so far.
 
         Args:
             results: by data loader and metric; reading them waits for the device.
+            batch: the batch count of the evaluation.
+
+        Raises:
+            SettingError: the results lack the metric.
         """
         value = self._sign * self._followed.value(results, SETTING)
         if not value > self._value:  # a NaN is never the best
@@ -81,11 +85,11 @@ class Best:
         return True
 
     def batch_without(self, batch: int) -> int | None:
-        """Returns the batch count of the best evaluation, ignoring that of one batch."""
+        """Returns the batch count of the best evaluation, ignoring the evaluation of a batch."""
         return self._before[1] if self.batch == batch else self.batch
 
     def withdraw(self, batch: int) -> None:
-        """Reverts to the previous best if the best is of this batch: its weights aren't finite."""
+        """Reverts to the previous best if the best is of this batch, whose weights aren't finite."""
         if self.batch == batch:
             self._value, self.batch = self._before
 
@@ -94,7 +98,7 @@ class Best:
         return as_dict(BestState(self._name, self._value, self.batch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `BestState`; that of another metric is ignored."""
+        """Restores a `BestState`, unless it belongs to another metric."""
         if state.get("metric") == self._name:
             saved = from_dict(BestState, state)
             self._value = saved.value
@@ -105,6 +109,9 @@ class BestWeights:
     """Temporarily loads the weights of the best evaluation into the model.
 
     Args:
+        active: the active plugins of the run.
+        states: the states of plugins.
+        saver: knows the best checkpoint.
         local: returns a checkpoint's folder on this machine.
 
     Attributes:
@@ -128,7 +135,7 @@ class BestWeights:
     def __call__(self, state: State) -> Iterator[None]:
         """Loads the best weights, with the states of exporting plugins, for a `with` block.
 
-        Collective: every rank must call it. Without a best checkpoint, the model is left as it is.
+        Collective: every rank must call it. Without a best checkpoint, the model doesn't change.
         """
         self.lent = place = self._saver.best_place(state)
         with self._loaded(state, place):
@@ -138,7 +145,7 @@ class BestWeights:
 
     @contextmanager
     def to_export(self, state: State) -> Iterator[Place | None]:
-        """Loads the best weights likewise, and yields their checkpoint; None if there is none."""
+        """Loads the best weights in the same way, and yields their checkpoint, or None without one."""
         place = self._saver.best_place(state)
         with self._loaded(state, place):
             yield place
@@ -151,21 +158,27 @@ class BestWeights:
         hooks = self._active.plans
         names = self._active.assembly.exporting
         weights, states, left_out = weights_and_states(self._local(place), names)
-        # As this rank has them: of shards, those that are its own.
-        now = copy.deepcopy(dict(state.model.state_dict()))
-        taken = self._states.take(per_rank=False).items()
-        states_now = copy.deepcopy({name: one for name, one in taken if name in names})
+        # In a sharded run, only this rank's shards.
+        current_weights = copy.deepcopy(dict(state.model.state_dict()))
+        current_states = self._states.take(per_rank=False).items()
+        exporting_states = copy.deepcopy(
+            {name: plugin_state for name, plugin_state in current_states if name in names}
+        )
         try:
             self._states.put(states)
             restore_model(state, hooks, weights, left_out)
             yield
         finally:
-            self._states.put(states_now)
-            hooks.restore_model(state, now, True)
+            self._states.put(exporting_states)
+            hooks.restore_model(state, current_weights, True)
 
 
 def _tested(state: State, checkpoint: str | None) -> dict[str, Any]:
-    """Returns the test results as JSON, with the checkpoint used; None: the last weights."""
+    """Returns the test results in JSON values.
+
+    Args:
+        checkpoint: the name of the checkpoint whose weights were used; None for the last weights.
+    """
     numbers = scalars_of(state.eval_metrics, only=state.eval_sets)
-    metrics = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
+    metrics = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
     return {"checkpoint": checkpoint, "batch": state.clock.batch, "metrics": metrics}

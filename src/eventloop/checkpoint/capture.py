@@ -1,7 +1,7 @@
 """Collects the content of a checkpoint, in parts by subject, copies it, and restores a run.
 
-`model`, `optimizers`, `training` (the progress of the run) and `plugins` are the same on all
-ranks; the state of a single rank is in `rank0`, `rank1` and so on.
+The parts `model`, `optimizers`, `training` (the progress of the run) and `plugins` are the same on
+all ranks; the state of a single rank is in `rank0`, `rank1` and so on.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
-_PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
-_SLICED = ("model", "optimizers", "plugins")  # what a rank may hold slices of
+_PLAIN = (type(None), bool, int, float, str)  # immutable types, which needn't be copied
+_SLICED = ("model", "optimizers", "plugins")  # parts of which a rank may have slices
 
 
 class Captured(NamedTuple):
@@ -62,15 +62,15 @@ class Capture:
     """Collects the content of a run's checkpoint, and restores a run from it.
 
     Args:
-        training: objects with training state besides clock and precision, by their key in the
+        training: objects with training state other than clock and precision, by their key in the
             checkpoint.
-        own: objects with state of this rank only, likewise.
+        rank_objects: objects with state of this rank only, by their key in the checkpoint.
         task: the task of the run.
 
     Attributes:
-        structure: what the run was built with.
-        objects: the state of the run's objects beside their `state_dict`.
-        changed_structure: what the loaded checkpoint says that its run had changed of it.
+        structure: the structure that the run was built with.
+        objects: the state of the run's objects that isn't in their `state_dict`.
+        changed_structure: the changes of the structure in the loaded checkpoint.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Capture:
         hooks: Plans,
         feeds: Feeds,
         training: Mapping[str, Stateful],
-        own: Mapping[str, Stateful],
+        rank_objects: Mapping[str, Stateful],
         plugins: PluginStates,
         processes: Processes,
         task: object,
@@ -87,7 +87,7 @@ class Capture:
         self._hooks = hooks
         self._feeds = feeds
         self._training = training
-        self._own = own
+        self._rank_objects = rank_objects
         self.plugins = plugins
         self.generators = Generators()
         self.structure = Structure()
@@ -98,11 +98,12 @@ class Capture:
     def take(self, state: State) -> Captured:
         """Returns a checkpoint's content, see `State.capture`. Collective: every rank must call it.
 
-        The tensors are the run's own, not copies: training changes them.
+        The tensors aren't copied, so training changes them.
 
         Returns:
-            All parts on rank 0, beside the facts; on other ranks nothing of use. Where the model is in
-            slices, each rank's own, and what it alone knows; on rank 0 besides what all know.
+            On rank 0, the facts and all parts. Other ranks' results are unused, unless the model is
+            sharded: then each rank returns its slices and its own state, and rank 0 also the state
+            that all ranks share.
         """
         hooks = self._hooks
         weights = dict(hooks.capture_model(state))
@@ -113,10 +114,14 @@ class Capture:
             "model": saved,
             "optimizers": dict(hooks.capture_optimizers(state)),
             "training": {
-                **{name: dict(one.state_dict()) for name, one in self._of_training(state).items()},
+                **{
+                    name: dict(stateful.state_dict())
+                    for name, stateful in self._of_training(state).items()
+                },
                 "schedulers": {
                     interval: [
-                        {"optimizer": name, "state": one.state_dict()} for name, one in pairs
+                        {"optimizer": name, "state": stateful.state_dict()}
+                        for name, stateful in pairs
                     ]
                     for interval, pairs in state.schedulers.items()
                 },
@@ -127,30 +132,39 @@ class Capture:
             },
             "plugins": self.plugins.take(per_rank=False),
         }
-        own = {
-            **{name: dict(one.state_dict()) for name, one in self._own.items()},
+        rank_state = {
+            **{name: dict(stateful.state_dict()) for name, stateful in self._rank_objects.items()},
             "feed": _savable(self._feeds.current.state_dict()),
             "generators": dict(self.generators.state_dict(state)),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
             "objects": self.objects.state_dict(is_loader_assigned=self._feeds.is_assigned(state)),
         }
-        self.objects.warn_of_losses(own)
+        self.objects.warn_of_losses(rank_state)
         if holds_slices(weights):
-            of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
-            return Captured(of_all | {f"rank{state.rank}": own}, facts)
-        of_ranks = self._processes.gather(_moved(own, "cpu")) if state.world_size > 1 else [own]
-        parts |= {f"rank{rank}": one for rank, one in enumerate(of_ranks)}
+            shared_parts = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
+            return Captured(shared_parts | {f"rank{state.rank}": rank_state}, facts)
+        rank_states = (
+            self._processes.gather(_moved(rank_state, "cpu"))
+            if state.world_size > 1
+            else [rank_state]
+        )
+        parts |= {f"rank{rank}": saved for rank, saved in enumerate(rank_states)}
         return Captured(parts, facts)
 
     def _of_training(self, state: State) -> dict[str, Stateful]:
         return {"clock": state.clock, "precision": state.precision, **self._training}
 
     def put(self, state: State, parts: Mapping[str, Any], left_out: str | None) -> None:
-        """Restores the run but what ranks have of their own; raises CheckpointError.
+        """Restores the state that all ranks share.
 
         Args:
-            left_out: the digest of the weights that the parts don't have; None if they have all.
+            state: the State of the run.
+            parts: of the checkpoint.
+            left_out: the digest of the weights that the parts lack; None if they have all weights.
+
+        Raises:
+            CheckpointError: the parts don't fit this run.
         """
         hooks = self._hooks
         training = parts["training"]
@@ -167,9 +181,9 @@ class Capture:
                 f"the checkpoint doesn't fit this model and its optimizers: {error}",
                 fix="start the run with the task that wrote it, or a new one in another run_dir",
             ) from error
-        for name, one in self._of_training(state).items():
+        for name, stateful in self._of_training(state).items():
             with loading(f"training.{name}"):
-                one.load_state_dict(training[name])
+                stateful.load_state_dict(training[name])
         _put_schedulers(state, training["schedulers"])
         results = training["results"]
         state.eval_metrics |= _moved(results["eval"], state.device)
@@ -181,24 +195,26 @@ class Capture:
         """Restores this rank's own state; a new rank keeps the state it has.
 
         Args:
-            rank: the one that had this rank's samples; None for a new one.
+            state: the State of the run.
+            parts: of the checkpoint.
+            rank: the saved rank that had this rank's samples; None for a new rank.
         """
-        own = None if rank is None else parts[f"rank{rank}"]
-        # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
-        known = own or parts["rank0"]
-        part = f"rank{rank or 0}"
-        with loading(f"{part}.feed"):
-            self._feeds.current.load_state_dict(known["feed"])
-        for name, one in self._own.items():
-            with loading(f"{part}.{name}"):
-                one.load_state_dict(known[name])
-        with loading(f"{part}.objects"):
-            self.objects.load_state_dict(known["objects"])
-        if own is not None:
-            with loading(f"{part}.metrics"):
-                put_counts(state.metrics["train"], own["metrics"])
-            self.plugins.put(own["plugins"], f"{part}.plugins")
-            self.generators.load_state_dict(own["generators"])
+        rank_state = None if rank is None else parts[f"rank{rank}"]
+        # The position in the data is the same on all ranks, so a new rank takes rank 0's.
+        rank_parts = rank_state or parts["rank0"]
+        part_name = f"rank{rank or 0}"
+        with loading(f"{part_name}.feed"):
+            self._feeds.current.load_state_dict(rank_parts["feed"])
+        for name, stateful in self._rank_objects.items():
+            with loading(f"{part_name}.{name}"):
+                stateful.load_state_dict(rank_parts[name])
+        with loading(f"{part_name}.objects"):
+            self.objects.load_state_dict(rank_parts["objects"])
+        if rank_state is not None:
+            with loading(f"{part_name}.metrics"):
+                put_counts(state.metrics["train"], rank_state["metrics"])
+            self.plugins.put(rank_state["plugins"], f"{part_name}.plugins")
+            self.generators.load_state_dict(rank_state["generators"])
         else:
             self.generators.join(state, parts["rank0"]["generators"])
 
@@ -211,44 +227,54 @@ def restore_model(
     *,
     strict: bool = True,
 ) -> None:
-    """Loads weights by the action of that name; only one that supports slices gets `SavedTensor`s.
+    """Loads weights by calling the action `restore_model`.
 
-    The core's implementation reads and loads one tensor at a time.
+    An implementation that supports slices gets `SavedTensor`s. The core's implementation reads and
+    loads one tensor at a time, so that the host never holds a second copy of the model.
 
     Args:
-        left_out: the digest of what the weights lack, which the model must have already; None if they
-            are whole.
+        state: the State of the run.
+        hooks: the plans of the run.
+        weights: by name.
+        left_out: the digest of the weights that are missing, which the model must have already; None
+            if none are missing.
+        strict: as in `Module.load_state_dict`.
 
     Raises:
-        CheckpointError: it has something else, or its files have changed.
+        CheckpointError: the model has other weights than those left out, or files have changed.
     """
     weights = with_names_of(state.model, weights)
     if left_out is not None and strict:
         require_same_rest(state, hooks, weights, left_out)
         weights = {**state.model.state_dict(), **weights}
-    own = state.model.state_dict()
+    model_state = state.model.state_dict()
     saved = weights
-    if any(sharded(one) is not None for one in own.values()):
-        weights = {name: shards_like(one, own.get(name)) for name, one in weights.items()}
+    if any(sharded(tensor) is not None for tensor in model_state.values()):
+        weights = {
+            name: shards_like(tensor, model_state.get(name)) for name, tensor in weights.items()
+        }
     elif not _is_sharded(state, hooks):
         is_core = state.owner("restore_model") == "core"
         weights = unread(weights) if is_core else read_all(weights)
     try:
         hooks.restore_model(state, weights, strict)
     except RuntimeError:
-        for one in saved.values():  # torch puts what a read raises among errors of shapes
-            read_all(one)
+        # torch reports an error of reading as an error of shapes; reading again raises the original.
+        for tensor in saved.values():
+            read_all(tensor)
         raise
 
 
 def _optimizer_states(state: State, hooks: Plans, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the optimizers' states; unless a plugin supports slices, reads them tensor by tensor."""
+    """Returns the optimizers' states, loaded unless a plugin that supports slices restores them."""
     if _is_sharded(state, hooks) and state.owner("restore_optimizers") != "core":
         return saved
     optimizers = state.optimizers
     return {
-        name: read_states(one, optimizers[name]) if name in optimizers else read_all(one)
-        for name, one in saved.items()
+        name: read_states(optimizer_state, optimizers[name])
+        if name in optimizers
+        else read_all(optimizer_state)
+        for name, optimizer_state in saved.items()
     }
 
 
@@ -257,37 +283,48 @@ def _is_sharded(state: State, hooks: Plans) -> bool:
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:
-    """Raises CheckpointError if entries of a tensor share memory: it couldn't be loaded."""
-    for name, one in weights.items():
-        if not isinstance(one, Tensor) or one.layout is not torch.strided or not one.numel():
+    """Raises CheckpointError if entries of a tensor share memory, which couldn't be loaded."""
+    for name, tensor in weights.items():
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.layout is not torch.strided
+            or not tensor.numel()
+        ):
             continue
-        if any(size > 1 and not step for size, step in zip(one.shape, one.stride(), strict=True)):
+        if any(
+            size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
             raise CheckpointError(
                 f"{name!r} of the model can't be saved: it is an expanded tensor, into which "
-                "nothing can be loaded",
-                fix="give it memory of its own: `.expand(3).clone()`",
+                "no values can be loaded",
+                fix="clone it, so that it has its own memory: `.expand(3).clone()`",
             )
 
 
 def _put_schedulers(state: State, saved: Mapping[str, Any]) -> None:
-    now = {key: [name for name, _ in pairs] for key, pairs in state.schedulers.items()}
-    then = {key: [one["optimizer"] for one in pairs] for key, pairs in saved.items()}
-    if now != then:
+    current_names = {key: [name for name, _ in pairs] for key, pairs in state.schedulers.items()}
+    saved_names = {
+        key: [saved_scheduler["optimizer"] for saved_scheduler in pairs]
+        for key, pairs in saved.items()
+    }
+    if current_names != saved_names:
         raise CheckpointError(
-            f"the checkpoint has schedulers for {then}, this run has them for {now}",
+            f"the checkpoint has schedulers for {saved_names}, this run has them for {current_names}",
             fix="start the run with the task that wrote it, or a new one in another run_dir",
         )
     for interval, pairs in state.schedulers.items():
-        for idx, ((name, scheduler), one) in enumerate(zip(pairs, saved[interval], strict=True)):
+        for idx, ((name, scheduler), saved_scheduler) in enumerate(
+            zip(pairs, saved[interval], strict=True)
+        ):
             with loading(f"training.schedulers.{interval}[{idx}]"):
-                scheduler.load_state_dict(fitting_scheduler(scheduler, one["state"]))
-            # torch warns of a scheduler that steps before its optimizer has; this one's has, in
-            # another process. Private, and there is no public way to say so (torch 2.13).
+                scheduler.load_state_dict(fitting_scheduler(scheduler, saved_scheduler["state"]))
+            # torch warns if a scheduler steps before its optimizer. This optimizer has stepped, but in
+            # another process; there is no public way to tell torch (2.13).
             vars(state.optimizers[name])["_opt_called"] = True
 
 
 def _savable(feed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state of a feed, without batches that a checkpoint can't hold."""
+    """Returns the state of a feed, without batches of types that a checkpoint can't store."""
     return {**feed, "first": _savable_batch(feed["first"]), "ahead": _savable_batch(feed["ahead"])}
 
 
@@ -300,11 +337,13 @@ def _savable_batch(batch: Any) -> Any:
 
 
 def _moved(nest: Any, device: torch.device | str) -> Any:
-    return map_leaves(nest, lambda one: one.detach().to(device) if isinstance(one, Tensor) else one)
+    return map_leaves(
+        nest, lambda value: value.detach().to(device) if isinstance(value, Tensor) else value
+    )
 
 
 def checkpoint_facts(state: State) -> dict[str, Any]:
-    """Returns a checkpoint's description in JSON values; the metrics are the latest known."""
+    """Returns a checkpoint's description in JSON values, with the latest known metrics."""
     return {
         "moment": state.clock.moment()._asdict(),
         "world_size": state.world_size,
@@ -314,7 +353,7 @@ def checkpoint_facts(state: State) -> dict[str, Any]:
         "stop_reason": state.stop_reason and str(state.stop_reason),
         "stopped_by": state.stop_reason and state.stop_reason.plugin,
         "status": state.stop_reason and status_of(state.stop_reason),
-        # What test sets gave is in the manifest, with whose weights they had.
+        # The results of test sets are in the manifest, with the checkpoint whose weights they used.
         "metrics": scalars_of(state.eval_metrics, only=state.eval_metrics.keys() - state.test_sets),
         "manifest": dict(state.manifest),
     }
@@ -324,13 +363,13 @@ def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
     """Returns the class of each optimizer and the hyperparameters it was created with."""
     return {
         name: {
-            "kind": full_name(type(one)),
+            "kind": full_name(type(optimizer)),
             "groups": [
-                {key: _value(group.get(key, value)) for key, value in one.defaults.items()}
-                for group in one.param_groups
+                {key: _value(group.get(key, value)) for key, value in optimizer.defaults.items()}
+                for group in optimizer.param_groups
             ],
         }
-        for name, one in optimizers.items()
+        for name, optimizer in optimizers.items()
     }
 
 
@@ -351,14 +390,14 @@ class Snapshot:
         self._events: list[torch.Event] = []
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the nest with copies of its tensors, which overwrite those of the call before."""
+        """Returns the nest with copies of its tensors, which overwrite the previous call's copies."""
         self._last = self._buffers
         self._buffers = {}
-        taken = {name: self._copy((name,), value) for name, value in parts.items()}
+        copied_parts = {name: self._copy((name,), value) for name, value in parts.items()}
         events = (kind.record() for kind in self._kinds)
         self._events = [event for event in events if event is not None]
         self._last = {}
-        return taken
+        return copied_parts
 
     def wait(self) -> None:
         """Waits until the copies are complete; can be called from another thread."""
@@ -366,31 +405,31 @@ class Snapshot:
             event.synchronize()
 
     def _copy(self, path: tuple[object, ...], value: Any) -> Any:
-        """Copies a nest; values that can't be saved are refused later, by the writer."""
+        """Copies a nest; the writer refuses values that can't be saved."""
         if len(path) > MAX_DEPTH + 1:
             return value
         if isinstance(value, Tensor):
             return self._copy_tensor(path, value.detach()) if is_dense(value) else value
         if isinstance(value, TensorSlice):
-            held = value.tensor.detach()
+            local_part = value.tensor.detach()
             if value.is_copy:
-                held = held.new_empty((0,) * held.ndim)
-            offsets = (0,) * held.ndim if value.is_copy else value.offsets
-            return TensorSlice(self._copy_tensor(path, held), value.shape, offsets)
+                local_part = local_part.new_empty((0,) * local_part.ndim)
+            offsets = (0,) * local_part.ndim if value.is_copy else value.offsets
+            return TensorSlice(self._copy_tensor(path, local_part), value.shape, offsets)
         if isinstance(value, Mapping):
             copies: dict[Any, Any] = {}
-            for key, one in value.items():
-                copies[key] = one if type(one) in _PLAIN else self._copy((*path, key), one)
+            for key, entry in value.items():
+                copies[key] = entry if type(entry) in _PLAIN else self._copy((*path, key), entry)
             return copies
         if type(value) in (list, tuple):
-            items = [self._copy((*path, idx), one) for idx, one in enumerate(value)]
+            items = [self._copy((*path, idx), entry) for idx, entry in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         return value
 
     def _copy_tensor(self, path: tuple[object, ...], tensor: Tensor) -> Tensor:
         kind = kind_of(tensor.device)
         copy = kind.host_copy(tensor, self._last.get(path))
-        if kind.streams is not None:  # others are given back when they are written
+        if kind.streams is not None:  # only copies in pinned memory are kept for reuse
             self._buffers[path] = copy
             self._kinds.add(kind)
         return copy

@@ -1,9 +1,9 @@
-"""A checkpoint as a folder of parts, safetensors and JSON, with a manifest: written and read.
+"""Writes and reads a checkpoint: a folder of parts, in safetensors and JSON files, with a manifest.
 
 Each part is a nest. Its tensors are in `NAME.safetensors`, other values in `NAME.json`, which a
 flat dict of tensors doesn't need. Slices of tensors that are sharded over ranks are in
-`NAME-00000.safetensors` and so on, one file per rank. `manifest.json` is written last. Nothing is
-pickled or evaluated.
+`NAME-00000.safetensors` and so on, a file per rank. `manifest.json` is written last. No file is
+pickled, and reading evaluates no code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from eventloop.files.disk import CorruptFileError
 from eventloop.fixes import as_set
 from eventloop.training.tensor_slices import TensorSlice
 
-_BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
+_BLOCK_BYTES = 4096  # the block size of most file systems; a file takes whole blocks
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Checkpoint:
     """A checkpoint, with the parts that were read.
 
     Attributes:
-        path: its folder.
+        path: the folder.
         batch: the run's batch count; None for a checkpoint that belongs to no run.
-        facts: its description, readable without opening the parts.
+        facts: the description, readable without opening the parts.
         parts: the requested parts by name.
-        eventloop: the version that wrote it.
-        names: the names of all its parts.
+        eventloop: the version of eventloop that wrote it.
+        names: the names of all parts.
     """
 
     path: Path
@@ -70,19 +70,20 @@ def write_checkpoint(
     *,
     batch: int | None = None,
 ) -> None:
-    """Writes a checkpoint into a folder, created if missing; replaces no file.
+    """Writes a checkpoint into a folder, which is created if missing; never replaces a file.
 
     When it returns, everything is synced to disk except the folder's own name. If it is
     interrupted, the folder has no manifest.
 
     Args:
-        parts: nests by name; names are small letters, digits, `_`, `-` and `.`.
-        facts: a nest without tensors, small: it is read to list checkpoints.
+        folder: to write into.
+        parts: nests by name; names consist of lower-case letters, digits, `_`, `-` and `.`.
+        facts: a small nest without tensors, which is read to list checkpoints.
         batch: the run's batch count.
 
     Raises:
-        CheckpointError: a value can't be saved, which is found before anything is written; or the
-            disk is full or fails, and the message says how much was needed and is free.
+        CheckpointError: a value can't be saved, raised before anything is written; or the disk is
+            full or fails, with the needed and the free space in the message.
     """
     folder = Path(folder)
     draft = Draft(parts, facts, batch)
@@ -102,20 +103,22 @@ def read_checkpoint(
     """Reads a checkpoint, or some parts of it; verifies everything it reads.
 
     Args:
+        folder: of the checkpoint.
         only: the names of the parts to read; by default all.
         leaving: parts whose tensors aren't loaded: each is a `SavedTensor`. Their files must have
             been verified before.
-        nearest: where to look for slices first, as a fraction of the ranks that wrote it.
+        nearest: the position among the ranks that wrote the checkpoint, in [0, 1), where to look for
+            slices first.
 
     Raises:
-        CheckpointError: it isn't a checkpoint, is damaged, is of a newer version, or lacks a part.
+        CheckpointError: it isn't a checkpoint, is damaged, has a newer version, or lacks a part.
     """
     folder = Path(folder)
     with refusing(folder):
         manifest = checked_manifest(folder)
         files = manifest.parts
-        wanted = list(files) if only is None else list(only)
-        if missing := sorted(set(wanted) - files.keys()):
+        requested_names = list(files) if only is None else list(only)
+        if missing := sorted(set(requested_names) - files.keys()):
             raise CorruptFileError(
                 f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}"
             )
@@ -125,7 +128,7 @@ def read_checkpoint(
             )
             if name in leaving
             else read_part(folder, name, manifest)
-            for name in wanted
+            for name in requested_names
         }
         facts = manifest.known
     return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop, tuple(files))
@@ -138,12 +141,12 @@ def verify_part(folder: Path, part: str) -> None:
 
 
 class Draft:
-    """A checkpoint to be written, already validated; tensors aren't copied.
+    """A validated checkpoint that will be written; tensors aren't copied.
 
-    Rank 0 writes everything that isn't a slice, except parts like `rank3`, which rank 3 writes.
+    Each rank writes its slices, and its own part, such as `rank3`. Rank 0 writes everything else.
 
     Attributes:
-        num_bytes: its size on disk.
+        num_bytes: the size on disk of this rank's files.
 
     Raises:
         CheckpointError: a value can't be saved.
@@ -167,24 +170,31 @@ class Draft:
             if not is_part_name(name):
                 raise CheckpointError(
                     f"no part of a checkpoint can be called {name!r}",
-                    fix="take small letters, digits, '_', '-' and '.', and not 'manifest'",
+                    fix="use lower-case letters, digits, '_', '-' and '.', and not 'manifest'",
                 )
             self._add(name, *flatten(nest, name))
         tensors, self._facts = flatten(dict(facts), "facts")
         if tensors:
             raise CheckpointError(
                 f"facts.{next(iter(tensors))} is a tensor; facts are read without the parts",
-                fix="put it into a part, or save `tensor.item()`",
+                fix="move it into a part, or save `tensor.item()`",
             )
-        # Of all ranks: a digest and a size take a hundred bytes, be the part as large as it may.
+        # The size of the manifest: an entry takes about a hundred bytes, however large its file is.
         unknown = dict.fromkeys(self._files, FileFacts(2**40, "0" * 64))
         contents = self._files.values()
-        sizes = [len(one) if isinstance(one, bytes) else one.num_bytes for one in contents]
+        sizes = [
+            len(content) if isinstance(content, bytes) else content.num_bytes
+            for content in contents
+        ]
         sizes.append(len(_fitting("facts", manifest_bytes, self._of(unknown))))
-        self.num_bytes = sum(-(-one // _BLOCK_BYTES) * _BLOCK_BYTES for one in [*sizes, 1])
+        self.num_bytes = sum(-(-content // _BLOCK_BYTES) * _BLOCK_BYTES for content in [*sizes, 1])
 
     def write_files(self, folder: Path) -> dict[str, FileFacts]:
-        """Writes this rank's files; reads them back if it is one of several; raises OSError."""
+        """Writes this rank's files; with several ranks, also reads them back.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
         files = {}
         for name, content in self._files.items():
             with disk.NewFile(folder / name) as file:
@@ -203,7 +213,11 @@ class Draft:
         return files
 
     def write_manifest(self, folder: Path, files: Mapping[str, FileFacts]) -> Manifest:
-        """Writes the manifest for the files of all ranks, already on disk; raises OSError."""
+        """Writes the manifest for the files of all ranks, which are on disk already.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
         manifest = self._of(files)
         with disk.NewFile(folder / MANIFEST) as file:
             self._made.append(folder / MANIFEST)
@@ -213,32 +227,36 @@ class Draft:
 
     @contextmanager
     def failing(self, folder: Path) -> Iterator[None]:
-        """Removes what was made if writing fails; names the size needed if the disk has failed."""
+        """Removes the written files if the `with` block raises.
+
+        Raises:
+            CheckpointError: instead of an OSError, with the needed and the free space.
+        """
         try:
             yield
         except BaseException as error:
             for path in self._made:
-                with suppress(OSError):  # the first failure is the one to tell of
+                with suppress(OSError):  # must not hide the first failure
                     disk.remove_file(path)
             if not isinstance(error, OSError):
                 raise
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            fix = "free space" if is_full else f"see what is wrong with {str(folder.parent)!r}"
+            fix = "free space" if is_full else f"check the file system of {str(folder.parent)!r}"
             reason = error.strerror or error
             raise CheckpointError(
                 f"the checkpoint can't be written to {str(folder)!r}: {reason}",
                 needed=f"{self.num_bytes:,} bytes",
                 free=f"{disk.num_free_bytes(folder):,} bytes",
-                fix=f"{fix}, or give another folder, " + as_set(run_dir="FOLDER"),
+                fix=f"{fix}, or set another folder, " + as_set(run_dir="FOLDER"),
             ) from error
 
     def _add(self, name: str, tensors: Tensors, skeleton: Json) -> None:
-        slices = {key: one for key, one in tensors.items() if isinstance(one, TensorSlice)}
-        whole = {key: one for key, one in tensors.items() if key not in slices}
+        slices = {key: tensor for key, tensor in tensors.items() if isinstance(tensor, TensorSlice)}
+        whole_tensors = {key: tensor for key, tensor in tensors.items() if key not in slices}
         if slices and self._world_size == 1:
             raise CheckpointError(
-                f"'{name}.{next(iter(slices))}' can't be saved: it is a slice of a tensor, of which "
-                "other ranks have the rest",
+                f"'{name}.{next(iter(slices))}' can't be saved: it is a slice of a tensor, and other "
+                "ranks have the other slices",
                 fix="assemble it with `eventloop.toolbox.gathered`",
             )
         if slices:
@@ -247,11 +265,11 @@ class Draft:
             self._files[path] = tensor_file.NewTensors(slices, path)
         if self._rank and name != f"rank{self._rank}":
             return
-        if whole:
+        if whole_tensors:
             path = f"{name}.safetensors"
-            self._files[path] = tensor_file.NewTensors(whole, path)
-        # Two files of tensors don't keep the order of the keys.
-        if not is_plain(skeleton, tensors) or (slices and whole):
+            self._files[path] = tensor_file.NewTensors(whole_tensors, path)
+        # With tensors in two files, only the skeleton keeps the order of the keys.
+        if not is_plain(skeleton, tensors) or (slices and whole_tensors):
             self._files[f"{name}.json"] = _fitting(name, disk.to_json, skeleton)
 
     def _of(self, files: Mapping[str, FileFacts]) -> Manifest:

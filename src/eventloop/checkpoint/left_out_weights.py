@@ -1,4 +1,4 @@
-"""Weights that a checkpoint leaves out, since the task builds them; a digest proves that it did."""
+"""Weights that a checkpoint leaves out because the task builds them; a digest verifies them."""
 
 from __future__ import annotations
 
@@ -18,45 +18,51 @@ if TYPE_CHECKING:
 
 
 def selected(
-    state: State, hooks: Plans, weights: dict[str, Any], before: dict[str, str]
+    state: State, hooks: Plans, weights: dict[str, Any], known_digests: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the weights to save, and the fact about the others, if any; collective.
+    """Returns the weights to save, and a fact with the digest of the others, if any. Collective.
 
     Args:
-        before: the digests of those that were left out so far; gets new ones.
+        state: the State of the run.
+        hooks: the plans of the run.
+        weights: all weights of the model.
+        known_digests: the digests of the weights that earlier checkpoints left out; new digests are
+            added.
 
     Raises:
         PluginError: a weight that isn't saved has changed.
     """
     names = {*hooks.select_weights(state, [*weights])}
-    others = {
-        name: one
-        for name, one in weights.items()
-        if name not in names and isinstance(one, Tensor | TensorSlice)
+    left_out = {
+        name: weight
+        for name, weight in weights.items()
+        if name not in names and isinstance(weight, Tensor | TensorSlice)
     }
-    if not any(state.all_gather(bool(others))):
+    if not any(state.all_gather(bool(left_out))):
         return weights, {}
-    digests = digests_of(others, state.all_gather)
+    digests = digests_of(left_out, state.all_gather)
     for name, digest in digests.items():
-        if before.setdefault(name, digest) != digest:
+        if known_digests.setdefault(name, digest) != digest:
             raise PluginError(
                 f"{name!r} has changed in training, but checkpoints leave it out",
                 by=state.owner("select_weights"),
-                fix="let select_weights name all that is trained",
+                fix="return the names of all trained weights from select_weights",
             )
-    saved = {name: one for name, one in weights.items() if name not in others}
+    saved = {name: weight for name, weight in weights.items() if name not in left_out}
     return saved, {LEFT_OUT: merged(digests)}
 
 
 def require_same_rest(state: State, hooks: Plans, weights: Mapping[str, Any], digest: str) -> None:
-    """Checks that the model has the weights that a checkpoint leaves out; collective.
+    """Checks that the model has the weights that a checkpoint leaves out. Collective.
 
     Args:
-        weights: those of the checkpoint.
-        digest: of the others.
+        state: the State of the run.
+        hooks: the plans of the run.
+        weights: the checkpoint's weights.
+        digest: of the weights that the checkpoint leaves out.
 
     Raises:
-        CheckpointError: it has others, or isn't such a model.
+        CheckpointError: the model's other weights differ, or it lacks weights of the checkpoint.
     """
     if problem := _misfit(weights, state.model.state_dict()):
         raise CheckpointError(
@@ -65,29 +71,36 @@ def require_same_rest(state: State, hooks: Plans, weights: Mapping[str, Any], di
             "manifest.json",
         )
     captured = hooks.capture_model(state).items()
-    found = digests_of(
-        {name: one for name, one in captured if name not in weights}, state.all_gather
+    own_digests = digests_of(
+        {name: weight for name, weight in captured if name not in weights}, state.all_gather
     )
-    if merged(found) != digest:
+    if merged(own_digests) != digest:
         raise CheckpointError(
-            f"the checkpoint holds {counted(len(weights), 'weight')} of a model whose others aren't "
-            f"this one's: the digest of what it leaves out is {digest}, that of this model's "
-            f"{counted(len(found), 'other weight')} is {merged(found)}",
-            fix="build the model on the weights that it was trained on, from the same files, say",
+            f"the checkpoint holds {counted(len(weights), 'weight')}, and the model's other weights "
+            f"differ from the weights that it leaves out: their digest is {digest}, and the digest of "
+            f"this model's {counted(len(own_digests), 'other weight')} is {merged(own_digests)}",
+            fix="build the model from the same pretrained weights as in the run, from the same files",
         )
 
 
-def _misfit(weights: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Returns which weights aren't the model's, by name or by shape, or ""."""
-    what = "that this model lacks"
-    found = [repr(name) for name in sorted(weights.keys() - own.keys())]
-    if not found:
-        what = "of other shapes"
-        shapes = {name: (_shape(one), _shape(own[name])) for name, one in sorted(weights.items())}
-        found = [
-            f"{name!r} is {one}, not {its}" for name, (one, its) in shapes.items() if one != its
+def _misfit(weights: Mapping[str, Any], model_state: Mapping[str, Any]) -> str:
+    """Describes the weights that don't fit the model, by name or by shape; "" if all fit."""
+    problem = "that this model lacks"
+    misfits = [repr(name) for name in sorted(weights.keys() - model_state.keys())]
+    if not misfits:
+        problem = "of other shapes"
+        shapes = {
+            name: (_shape(saved_shape), _shape(model_state[name]))
+            for name, saved_shape in sorted(weights.items())
+        }
+        misfits = [
+            f"{name!r} is {saved_shape}, not {own_shape}"
+            for name, (saved_shape, own_shape) in shapes.items()
+            if saved_shape != own_shape
         ]
-    return f"{counted(len(found), 'weight')} {what}: {', '.join(found[:3])}" if found else ""
+    return (
+        f"{counted(len(misfits), 'weight')} {problem}: {', '.join(misfits[:3])}" if misfits else ""
+    )
 
 
 def _shape(weight: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Errors of code that loads a state: the part of the checkpoint that it was given is named."""
+"""Errors of code that loads a state; they name the state's path in the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from eventloop.safe_text import one_line
 
 FIX = "use another checkpoint, or start a new run in another run_dir"
 _MOST_CHARS = 300
-# The exceptions of code that is given values which it wasn't made for. A lack of memory, and a rank that
-# is gone, raise others.
+# The exceptions of code that gets invalid values. Other failures, such as a lack of memory or a lost
+# rank, must not be reported as a damaged checkpoint.
 _OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
 
 
@@ -23,8 +23,8 @@ def loading(path: str, by: str = "") -> Iterator[None]:
     """Turns an exception raised while loading values into a CheckpointError that names them.
 
     Args:
-        path: where the values are in the checkpoint.
-        by: the owner of the code, if not the core.
+        path: the path of the values in the checkpoint.
+        by: the plugin that loads them; "" for the core.
     """
     import torch.distributed as dist
 
@@ -35,10 +35,10 @@ def loading(path: str, by: str = "") -> Iterator[None]:
     except _OF_VALUES as error:
         if dist.is_available() and isinstance(error, dist.DistError):
             raise
-        facts: dict[str, Any] = {"by": by} if by else {}
+        fields: dict[str, Any] = {"by": by} if by else {}
         raise CheckpointError(
             f"{path!r} of the checkpoint can't be loaded: "
             f"{type(error).__name__}: {one_line(text_of(error), _MOST_CHARS)}",
-            **facts,
+            **fields,
             fix=FIX,
         ) from error

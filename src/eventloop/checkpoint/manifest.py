@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its files with sizes and digests, and a description.
 
-It is written last and starts with the SHA-256 of the rest, so a folder whose manifest is missing,
-incomplete or changed is not a checkpoint. Digests detect damage, not who wrote a file.
+It is written last and starts with the SHA-256 of its remaining bytes, so a folder whose manifest is
+missing, incomplete or changed isn't a checkpoint. Digests detect damage, but not the author of a file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Json
 
 MANIFEST = "manifest.json"
-LEFT_OUT = "left_out"  # the fact that the weights aren't whole: a digest of the others
+LEFT_OUT = "left_out"  # the fact with the digest of weights that aren't saved
 FORMAT = "eventloop checkpoint"
-VERSION = 1  # of checkpoints of whole tensors
+VERSION = 1  # the version of checkpoints without slices
 VERSION_OF_SHARDS = 2
 MOST_SHARDS = 2**16
 SUFFIXES = (".safetensors", ".json")
@@ -50,10 +50,10 @@ class Manifest:
 
     Attributes:
         batch: the run's batch count, if the checkpoint belongs to a run.
-        files: by name, without the manifest itself.
-        facts: a skeleton without tensors.
-        eventloop: the version that wrote it.
-        shards: for each part with slices, how many files they are in.
+        files: the files by name, without the manifest itself.
+        facts: the description, encoded by `encoding`.
+        eventloop: the version of eventloop that wrote it.
+        shards: for each part with slices, the number of files that contain them.
     """
 
     batch: int | None
@@ -66,8 +66,8 @@ class Manifest:
     def parts(self) -> dict[str, dict[str, str]]:
         """The files of each part by suffix, without shards; parts are sorted by name."""
         parts: dict[str, dict[str, str]] = {name: {} for name in self.shards}
-        of_shards = {one for name in self.shards for one in self.shards_of(name)}
-        for name in sorted(self.files.keys() - of_shards):
+        shard_names = {shard for name in self.shards for shard in self.shards_of(name)}
+        for name in sorted(self.files.keys() - shard_names):
             suffix = Path(name).suffix
             parts.setdefault(name.removesuffix(suffix), {})[suffix] = name
         return {name: parts[name] for name in sorted(parts)}
@@ -78,25 +78,25 @@ class Manifest:
 
     @functools.cached_property
     def known(self) -> dict[str, Any]:
-        """The facts, decoded; raises CorruptFileError if eventloop didn't write them."""
+        """The decoded facts; raises CorruptFileError if they can't be decoded."""
         try:
             facts = restore(self.facts, {})
         except CorruptFileError as damage:
             raise damage.of(f"{MANIFEST}: facts") from damage
         if not isinstance(facts, dict):
-            raise CorruptFileError(f"{MANIFEST}: facts: they aren't dict")
+            raise CorruptFileError(f"{MANIFEST}: facts: they aren't a dict")
         return facts
 
     @property
     def num_bytes(self) -> int:
         """The total size of the files, without the manifest itself."""
-        return sum([one.num_bytes for one in self.files.values()])
+        return sum([file_facts.num_bytes for file_facts in self.files.values()])
 
 
 def is_part_name(name: str) -> bool:
     """Returns whether a part can have this name: a valid file name on every system.
 
-    Upper-case letters aren't allowed, as some file systems ignore case.
+    Upper-case letters aren't allowed, because some file systems ignore case.
     """
     return bool(_PART.fullmatch(name)) and f"{name}.json" != MANIFEST
 
@@ -107,10 +107,14 @@ def shard_name(part: str, rank: int) -> str:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Returns the bytes of a manifest; raises CorruptFileError if its facts are too large."""
+    """Returns the bytes of a manifest.
+
+    Raises:
+        CorruptFileError: its facts are too large.
+    """
     files = {
-        name: {"bytes": one.num_bytes, "sha256": one.sha256}
-        for name, one in sorted(manifest.files.items())
+        name: {"bytes": file_facts.num_bytes, "sha256": file_facts.sha256}
+        for name, file_facts in sorted(manifest.files.items())
     }
     shards = {"shards": dict(manifest.shards)} if manifest.shards else {}
     body = disk.to_json(
@@ -124,15 +128,15 @@ def manifest_bytes(manifest: Manifest) -> bytes:
             "facts": manifest.facts,
         }
     )
-    rest = body.removeprefix(b"{") + b"\n"
-    return BEGINNING + b'%s",\n%s' % (hashlib.sha256(rest).hexdigest().encode(), rest)
+    digested = body.removeprefix(b"{") + b"\n"
+    return BEGINNING + b'%s",\n%s' % (hashlib.sha256(digested).hexdigest().encode(), digested)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder, of this version or an older one.
 
     Raises:
-        CorruptFileError: it is missing, incomplete, or of a newer version.
+        CorruptFileError: the manifest is missing, incomplete, or of a newer version.
     """
     try:
         with OldFile(folder / MANIFEST) as file:
@@ -151,7 +155,7 @@ def parse_manifest(data: bytes) -> Manifest:
     if not data:
         raise CorruptFileError("it is empty")
     head = _HEAD.match(data)
-    is_whole = (
+    is_intact = (
         head is not None and hashlib.sha256(data[head.end() :]).hexdigest() == head[1].decode()
     )
     try:
@@ -159,22 +163,22 @@ def parse_manifest(data: bytes) -> Manifest:
     except CorruptFileError as damage:
         raise CorruptFileError(f"it is damaged: {damage}") from damage
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise CorruptFileError("it isn't that of a checkpoint")
+        raise CorruptFileError("it isn't the manifest of a checkpoint")
     version = value.get("version")
-    # Whatever a newer version has changed, the manifest says its version.
+    # Checked before the digest, because a newer version may compute the digest in another way.
     if type(version) is int and version > max(_READERS):
         writer = value.get("eventloop")
-        by = repr(writer[:40]) if isinstance(writer, str) else "of an unknown version"
+        writer_text = repr(writer[:40]) if isinstance(writer, str) else "of an unknown version"
         raise CorruptFileError(
-            f"it has version {version} of the format, written by eventloop {by}; "
+            f"it has version {version} of the format, written by eventloop {writer_text}; "
             f"this is eventloop {eventloop.__version__!r}, which knows versions up to {max(_READERS)}",
             fix="python -m pip install --upgrade torch-eventloop",
         )
-    if not is_whole:
-        raise CorruptFileError("it is damaged: its bytes aren't those that were digested")
+    if not is_intact:
+        raise CorruptFileError("it is damaged: its bytes don't match its digest")
     if type(version) is not int or version not in _READERS:
-        said = version if type(version) is int else f"of type {type(version).__name__}"
-        raise CorruptFileError(f"there is no version {said} of the format")
+        version_text = version if type(version) is int else f"of type {type(version).__name__}"
+        raise CorruptFileError(f"the format has no version {version_text}")
     return _READERS[version](value)
 
 
@@ -182,9 +186,9 @@ def _read_version_1(value: dict[str, Any]) -> Manifest:
     match value:
         case {"eventloop": str(writer), "batch": batch, "files": dict(files), "facts": facts}:
             if batch is None or (type(batch) is int and batch >= 0):
-                found = {name: _file_facts(name, one) for name, one in files.items()}
-                return Manifest(batch, found, facts, writer)
-    raise CorruptFileError("it lacks something, or has it in another form")
+                file_facts = {name: _file_facts(name, fields) for name, fields in files.items()}
+                return Manifest(batch, file_facts, facts, writer)
+    raise CorruptFileError("it lacks a field, or a field has the wrong type")
 
 
 def _read_version_2(value: dict[str, Any]) -> Manifest:
@@ -197,26 +201,26 @@ def _read_version_2(value: dict[str, Any]) -> Manifest:
             manifest = replace(manifest, shards=shards)
             for part in shards:
                 if missing := next(
-                    (n for n in manifest.shards_of(part) if n not in manifest.files), ""
+                    (name for name in manifest.shards_of(part) if name not in manifest.files), ""
                 ):
                     raise CorruptFileError(f"it lacks the shard {missing!r}")
             return manifest
-    raise CorruptFileError("it says nothing usable of its shards")
+    raise CorruptFileError("its field 'shards' is invalid")
 
 
 def _file_facts(name: str, value: Any) -> FileFacts:
     suffix = Path(name).suffix
     if suffix not in SUFFIXES or not is_part_name(name.removesuffix(suffix)):
-        raise CorruptFileError(f"{name[:80]!r} is not a name of a file in a checkpoint")
+        raise CorruptFileError(f"{name[:80]!r} is not a valid name of a file in a checkpoint")
     match value:
         case {"bytes": int(num_bytes), "sha256": str(sha256)} if _DIGEST.fullmatch(sha256):
             if type(num_bytes) is int and num_bytes >= 0:
                 return FileFacts(num_bytes, sha256)
-    raise CorruptFileError(f"it says nothing usable of {name!r}")
+    raise CorruptFileError(f"its entry for {name!r} is invalid")
 
 
-# A version that changes the format adds a reader that gives today's Manifest and keeps these; the
-# fixture in tests/checkpoint/fixtures of each version stays readable forever.
+# A version that changes the format adds a reader that returns today's Manifest, and keeps the older
+# readers: the fixtures of all versions in tests/checkpoint/fixtures must stay readable.
 _READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {
     1: _read_version_1,
     VERSION_OF_SHARDS: _read_version_2,

@@ -1,7 +1,7 @@
-"""What a copy of an optimizer's state loses: strides, and tensors that two of its entries share.
+"""Saves properties of an optimizer's state that a copy loses: strides, and shared tensors.
 
-torch's `load_state_dict` copies each tensor by itself, and safetensors stores entries in row-major
-order. A sum over a tensor in another memory format has another rounding.
+torch's `load_state_dict` copies each tensor separately, and safetensors stores entries in row-major
+order. A sum over a tensor in another memory format rounds differently, so a resumed run would differ.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ Path = tuple[str | int, ...]
 
 
 def layouts_of(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    """Returns strides and shared tensors of each optimizer's state, by name; JSON values."""
+    """Returns the strides and shared tensors of each optimizer's state, by name, as JSON values."""
     layouts = {name: _layout_of(optimizer) for name, optimizer in optimizers.items()}
     return {name: layout for name, layout in layouts.items() if any(layout.values())}
 
 
 def restore_layouts(optimizers: Mapping[str, Optimizer], layouts: Mapping[str, Any]) -> None:
-    """Restores the strides and shared tensors that `layouts_of` returned.
+    """Restores strides and shared tensors, after the states were loaded.
+
+    Args:
+        optimizers: by name; their states are changed in place.
+        layouts: the result of `layouts_of`.
 
     Raises:
-        LookupError, TypeError, ValueError: they don't fit the states.
+        LookupError, TypeError, ValueError: the layouts don't fit the states.
     """
     for name, layout in layouts.items():
         states = _states_of(optimizers[name])
@@ -56,7 +60,7 @@ def _layout_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _states_of(optimizer: Optimizer) -> dict[int, Any]:
-    """Returns the state of each parameter, by its number in the parameter groups."""
+    """Returns the state of each parameter by the parameter's position over all groups."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     return {
         idx: optimizer.state[param] for idx, param in enumerate(params) if param in optimizer.state

@@ -1,9 +1,9 @@
-"""Which checkpoints of a run are kept, and which temporary folders were abandoned, so that they may be removed.
+"""Decides which checkpoints of a run are kept, and which temporary folders were abandoned.
 
-A folder that is being written or removed is called `.tmp-NAME-ID` and never counts as a checkpoint;
-one that is being replaced is called `.was-NAME-ID` and counts until its successor exists. The ID
-identifies the process that made it: a digest of machine, boot and process namespace, the process
-id, and eight random digits.
+A folder that is being written or removed is called `.tmp-NAME-ID` and never counts as a checkpoint.
+A checkpoint that is being replaced is called `.was-NAME-ID` and counts until its successor exists.
+The ID identifies the process that created the folder: a digest of machine, boot and process
+namespace, the process id, and eight random digits.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ ALIVE_S = 24 * 3600.0
 _NAME = re.compile(
     r"\.(?:tmp|was)-(?P<of>ba[0-9]{8,20})-(?P<id>(?P<machine>[0-9a-f]{8})-(?P<pid>[0-9]{1,10})-[0-9a-f]{8})"
 )
-# Those of this process that it still works on; one of an earlier process may have the same id.
+# The IDs of folders that this process is working on. A folder of an earlier process may have the same
+# process id, so the process id isn't enough.
 _ours: set[str] = set()
 
 
 def to_keep(
-    found: Iterable[FoundCheckpoint[Any]], num_newest: int, written: int, best: int | None
+    checkpoints: Iterable[FoundCheckpoint[Any]], num_newest: int, written: int, best: int | None
 ) -> set[int]:
-    """Returns the batch counts of the checkpoints that stay when one has been written.
+    """Returns the batch counts of the checkpoints to keep after a checkpoint was written.
 
-    One that isn't finite stays until the next is written, and takes the place of no other.
+    A checkpoint that isn't finite stays until the next checkpoint is written, and doesn't count
+    towards `num_newest`.
 
     Args:
-        found: the newest first.
-        best: of the best evaluation, if there is one.
+        checkpoints: the run's checkpoints, the newest first.
+        num_newest: how many usable checkpoints to keep.
+        written: the batch count of the checkpoint that was written.
+        best: the batch count of the best evaluation, if there is one.
     """
-    usable = [one.batch for one in found if not one.reason]
+    usable = [checkpoint.batch for checkpoint in checkpoints if not checkpoint.reason]
     return {*usable[:num_newest], written, *([] if best is None else [best])}
 
 
@@ -55,25 +59,35 @@ def newest_after(
     """Returns the batch count of the newest usable checkpoint after `batch`, if any.
 
     Args:
-        found: the newest first, not verified.
+        batch: the batch count to start after.
+        found: the checkpoints, the newest first, not verified.
         is_usable: reads and verifies a whole checkpoint.
     """
-    newer = (one for one in found if one.batch > batch and not one.reason)
-    return next((one.batch for one in newer if is_usable(one.path)), None)
+    newer = (
+        checkpoint for checkpoint in found if checkpoint.batch > batch and not checkpoint.reason
+    )
+    return next((checkpoint.batch for checkpoint in newer if is_usable(checkpoint.path)), None)
 
 
 def surplus(
     keep: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
 ) -> list[Item]:
-    """Returns those of `others` that can be deleted, the oldest first; one that is usable is kept."""
+    """Returns the checkpoints of `others` that can be removed, the oldest first.
+
+    If no checkpoint of `keep` is usable, the newest usable checkpoint of `others` is kept, too.
+    """
     if not others:
         return []
-    safe = next((one for one in [*keep, *others] if is_usable(one)), None)
-    return [] if safe is None else [one for one in reversed(others) if one != safe]
+    usable = next((checkpoint for checkpoint in [*keep, *others] if is_usable(checkpoint)), None)
+    return (
+        []
+        if usable is None
+        else [checkpoint for checkpoint in reversed(others) if checkpoint != usable]
+    )
 
 
 def remove_each(items: Iterable[Item], remove: Callable[[Item], object]) -> None:
-    """Removes each item; raises the first CheckpointError when all were tried."""
+    """Removes each item; raises the first CheckpointError after trying all of them."""
     failures = []
     for item in items:
         try:
@@ -87,21 +101,22 @@ def remove_each(items: Iterable[Item], remove: Callable[[Item], object]) -> None
 @contextmanager
 def new_id() -> Iterator[str]:
     """Yields an ID that marks folders as this process's until the `with` block ends."""
-    one = f"{this_machine()}-{os.getpid()}-{os.urandom(4).hex()}"
-    _ours.add(one)
+    folder_id = f"{this_machine()}-{os.getpid()}-{os.urandom(4).hex()}"
+    _ours.add(folder_id)
     try:
-        yield one
+        yield folder_id
     finally:
-        _ours.discard(one)
+        _ours.discard(folder_id)
 
 
 def is_leftover(folder: Path, *, alone: bool) -> bool:
     """Returns whether a folder is temporary and was abandoned by its process.
 
-    A process of this machine is looked up. A folder of another machine counts as abandoned when
-    nothing in it has changed for a day.
+    On this machine, the process is looked up. A folder of another machine counts as abandoned if no
+    file in it has changed for a day.
 
     Args:
+        folder: with any name.
         alone: whether the caller knows that no other process writes here.
     """
     name = _NAME.fullmatch(folder.name)
@@ -127,10 +142,13 @@ def name_inside(folder: Path) -> str:
 
 
 def _changed_at(folder: Path) -> float:
-    """Returns the latest modification time in a folder, in seconds; now, if it is being removed."""
+    """Returns the latest modification time in a folder, in seconds.
+
+    Returns the current time if the folder is being removed at the moment.
+    """
     try:
-        inside = () if folder.is_symlink() else os.scandir(folder)
-        paths = [folder, *(Path(one) for one in inside)]
+        entries = () if folder.is_symlink() else os.scandir(folder)
+        paths = [folder, *(Path(entry) for entry in entries)]
         return max(path.lstat().st_mtime for path in paths)
     except OSError:
         return time.time()

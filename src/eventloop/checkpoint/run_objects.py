@@ -1,4 +1,4 @@
-"""The state of a run's objects beside what their `state_dict` holds: counters, generators, buffers."""
+"""The state of a run's objects that isn't in their `state_dict`: counters, generators, buffers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class RunObjects:
-    """Model, loss, optimizers, schedulers, metrics and eval data loaders as objects.
+    """Tracks the attributes of model, loss, optimizers, schedulers, metrics and eval data loaders.
 
-    What is in checkpoints anyway isn't in this part: parameters, persistent buffers, states of
-    optimizers and metrics. The train data loader saves its own position and objects.
+    Values that other parts of the checkpoint have are left out: parameters, persistent buffers, and
+    states of optimizers and metrics. The train data loader saves its own position and objects.
 
     Args:
         task: the task of the run.
@@ -39,26 +39,26 @@ class RunObjects:
         roots |= {f"optimizers.{name}": optimizer for name, optimizer in state.optimizers.items()}
         for interval, pairs in state.schedulers.items():
             for idx, (_, scheduler) in enumerate(pairs):
-                # The functions of a LambdaLR; all else is in the state_dict of a scheduler.
+                # A scheduler's state_dict has everything except the functions of a LambdaLR.
                 roots[f"schedulers.{interval}[{idx}]"] = getattr(scheduler, "lr_lambdas", None)
         for dataset, metrics in state.metrics.items():
             roots |= {f"metrics.{dataset}.{name}": metric for name, metric in metrics.items()}
         roots |= {
             f"eval_dataloaders.{name}": loader for name, loader in state.eval_dataloaders.items()
         }
-        # A task that is an object with hooks is a plugin, which saves its state by itself.
+        # Any other task is an object with hooks, a plugin, which saves its own state.
         if type(self._task).__module__.startswith("eventloop.task."):
             roots["task"] = self._task
         self._objects = TrackedObjects(
             roots,
-            # A hook of a model may be a method of a plugin, which saves its state by itself.
+            # Excluded: a model's hooks may be methods of plugins, which save their own states.
             excluded=[*_parts_of_train_data(state), *state.plugins.values(), state, self._task],
             weights=lambda: _weights_of(state),
             device=state.device,
         )
 
     def state_dict(self, *, is_loader_assigned: bool = False) -> dict[str, Any]:
-        """Returns what has changed since the objects were built.
+        """Returns the values that have changed since the objects were built.
 
         Args:
             is_loader_assigned: whether a plugin has replaced the train data loader in mid-run.
@@ -73,7 +73,10 @@ class RunObjects:
         return saved
 
     def warn_of_losses(self, part: Mapping[str, Any]) -> None:
-        """Warns of what a rank's part of a checkpoint lacks, once of each path; includes train data."""
+        """Warns about objects that a rank's part of a checkpoint lacks, once for each path.
+
+        Includes objects of the train data loader.
+        """
         losses = losses_in_rank(part)
         for path in self._warned_paths:
             losses.pop(path, None)
@@ -87,18 +90,18 @@ class RunObjects:
             )
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores the result of `state_dict`."""
         assert self._objects is not None
         self._objects.load_state_dict(saved)
 
 
 def listed_losses(lost: Mapping[str, str]) -> str:
-    """Returns what checkpoints lack, for a message: paths, each with its reason."""
+    """Returns the paths of lost objects with the reasons, as text for a message."""
     return first_of([f"{path} ({reason})" for path, reason in lost.items()])
 
 
 def losses_in_rank(part: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what a rank's part of a checkpoint lacks, by path from the state of the run."""
+    """Returns the reasons for the objects that a rank's part lacks, by path from the State."""
     losses: dict[str, str] = {}
     for name, entry in part.items():
         for path, reason in losses_in(entry).items():
@@ -109,7 +112,10 @@ def losses_in_rank(part: Mapping[str, Any]) -> dict[str, str]:
 
 
 def losses_in(part: Any) -> dict[str, str]:
-    """Returns what a part of a checkpoint lacks, by path, wherever in the part it is noted."""
+    """Returns the reasons for the objects that a part of a checkpoint lacks, by path.
+
+    They are noted by `TrackedObjects.state_dict`, at any depth of the part.
+    """
     if not isinstance(part, Mapping):
         entries = part if isinstance(part, list | tuple) else ()
         return {path: reason for entry in entries for path, reason in losses_in(entry).items()}
@@ -123,26 +129,26 @@ def losses_in(part: Any) -> dict[str, str]:
 def require_nothing_lost(state: State, part: Mapping[str, Any], is_allowed: bool) -> None:
     """Raises ResumeError if a checkpoint lacks objects that the run had changed; collective."""
     losses: dict[str, str] = {}
-    for of_rank in state.all_gather(losses_in_rank(part)):
-        losses |= of_rank
+    for rank_losses in state.all_gather(losses_in_rank(part)):
+        losses |= rank_losses
     if losses and not is_allowed:
         raise ResumeError(
-            f"the checkpoint lacks {listed_losses(losses)}, so that the run wouldn't go on as it was",
-            fix="begin a new run in another run_dir, or go on without it: "
+            f"the checkpoint lacks {listed_losses(losses)}, so the run wouldn't continue unchanged",
+            fix="begin a new run in another run_dir, or continue without it: "
             + allowing("lost_objects"),
         )
 
 
 def _parts_of_train_data(state: State) -> Iterator[Any]:
-    """Yields what the position in the train data has: the loaders, their samplers and data sets."""
+    """Yields the objects that the position in the train data saves: loaders, samplers, data sets."""
     yield state.train_dataloader
-    for part_loader in loader_of(state.train_dataloader).innermost():
-        loader = part_loader.dataloader
+    for innermost_loader in loader_of(state.train_dataloader).innermost():
+        loader = innermost_loader.dataloader
         yield loader
         for name in ("dataset", "sampler", "batch_sampler"):
-            part = getattr(loader, name, None)
-            if part is not None:
-                yield from samplers_of(part) if name.endswith("sampler") else [part]
+            component = getattr(loader, name, None)
+            if component is not None:
+                yield from samplers_of(component) if name.endswith("sampler") else [component]
 
 
 def _weights_of(state: State) -> Iterator[Tensor]:

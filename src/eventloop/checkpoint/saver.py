@@ -1,4 +1,4 @@
-"""The core's plugin that saves checkpoints: when, and how."""
+"""The core's plugin that decides when to save checkpoints, and saves them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _PATIENCE_S = 5.0  # some network file systems show a new name seconds later
 
 
 class Written(NamedTuple):
-    """A checkpoint of the background thread; a run can resume from it by itself if `is_usable`."""
+    """A checkpoint written by the background thread; resuming is automatic only if `is_usable`."""
 
     place: Place
     batch: int
@@ -93,8 +93,8 @@ class Saver:
         self._interval = interval_of(settings)
         self._snapshot = Snapshot()
         self._writer = Writer()
-        self._written: Written | None = None  # and no plugin told yet
-        # What removes surplus checkpoints, if that has failed, and why.
+        self._written: Written | None = None  # `checkpoint_saved` wasn't called for it yet
+        # If removing surplus checkpoints has failed: a function that tries again, and the reason.
         self._retry: Callable[[], object] | None = None
         self._surplus = ""
         self._best: Best | None = None
@@ -102,16 +102,16 @@ class Saver:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        wanted = state.settings.checkpoint_best
-        if wanted is not None:
-            self._best = Best(followed(SETTING, wanted, state))
+        requested_metric = state.settings.checkpoint_best
+        if requested_metric is not None:
+            self._best = Best(followed(SETTING, requested_metric, state))
             self._best.load_state_dict(self._last_best)
         if self._interval is not None:
             self._interval = resolved("checkpoint_interval", self._interval, state)
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        self._writer.wait()  # a fit that ended by an exception may have left it at work
+        self._writer.wait()  # it may still be running if a fit ended with an exception
 
         def begin() -> None:
             if self._lock is not None and state.rank == 0:
@@ -124,7 +124,7 @@ class Saver:
         as_first(self._processes.from_first, begin)
         folder = self._store.folder
         saves = self._interval is not None and state.world_size > 1
-        if not saves or isinstance(folder, Url):  # to a URL each rank uploads what it has
+        if not saves or isinstance(folder, Url):  # each rank uploads its own files to a URL
             return
         if holds_slices(self._hooks.capture_model(state)):
             require_shared(folder, state)
@@ -142,7 +142,9 @@ class Saver:
         if self._writer.failure is not None and (failure := self._fatal_failure()) is not None:
             if state.world_size == 1:
                 raise failure
-            self._writer.failure = failure  # which the end of the run raises on all ranks
+            # Raising on this rank only would leave the others waiting. The end of the run raises it
+            # on all ranks.
+            self._writer.failure = failure
             state.request_stop("a checkpoint couldn't be written")
         if self._written is not None:
             self._tell_of_written(state)
@@ -154,7 +156,8 @@ class Saver:
         if state.checkpoint_requested or self._interval is None:
             return state.checkpoint_requested
         clock = state.clock
-        # One that a signal stopped isn't at its end: it goes on from the checkpoint saved then.
+        # A run that was interrupted by a signal isn't at its end: another hook saves a checkpoint for
+        # it, from which it continues.
         is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
         is_end = clock.reached(state.until) or is_stopped
         is_start = not clock.batch and not any(map(is_lazy, state.model.parameters()))
@@ -167,15 +170,15 @@ class Saver:
         batch = state.clock.batch
         crew = self._processes.crew() if holds_slices(parts["model"]) else ALONE
         if state.rank == 0 or crew.world_size > 1:
-            taken = self._snapshot.take(parts)
+            copies = self._snapshot.take(parts)
             names = trained_names(state.model)
             best = (
                 (self._best.batch, self._best.batch_without(batch)) if self._best else (None, None)
             )
-            write = functools.partial(self._write, crew, batch, taken, facts, names, best)
+            write = functools.partial(self._write, crew, batch, copies, facts, names, best)
             self._writer.start(write)
         if not batch:
-            self._settle(state)  # a run that can't save shows it before it trains
+            self._settle(state)  # so that a run that can't save fails before it trains
         return self._store.folder / name_of(batch)
 
     @hookimpl
@@ -193,7 +196,7 @@ class Saver:
         if self._retry is not None:
             self._prune(self._retry)
             with suppress(CheckpointError, OSError):
-                self._store.clear()  # of one that was renamed, and only then couldn't be removed
+                self._store.clear()  # a checkpoint may have been renamed but not removed
             self._warn_of_surplus()
         if self._lock is not None:
             self._lock.release()
@@ -201,7 +204,10 @@ class Saver:
             raise failure
 
     def best_place(self, state: State) -> Place | None:
-        """Returns the best checkpoint's path or URL, once written; None without one. Collective."""
+        """Returns the best checkpoint's path or URL, or None if there is none. Collective.
+
+        Waits until checkpoints that are being written are complete.
+        """
         self._settle(state)
         best = self._best
         if best is None or best.batch is None:
@@ -209,8 +215,15 @@ class Saver:
         batch = best.batch
 
         def find() -> Place | None:
-            found = [] if state.rank else self._store.found()
-            return next((one.path for one in found if one.batch == batch and not one.reason), None)
+            checkpoints = [] if state.rank else self._store.found()
+            return next(
+                (
+                    checkpoint.path
+                    for checkpoint in checkpoints
+                    if checkpoint.batch == batch and not checkpoint.reason
+                ),
+                None,
+            )
 
         place = as_first(self._processes.from_first, find)
         if place is None and state.rank == 0:
@@ -231,12 +244,13 @@ class Saver:
 
     def _require_newest(self, state: State) -> None:
         """Raises ResumeError if another process has continued this run."""
-        now = state.clock.batch
-        # One that is damaged was passed over when the trainer was built.
-        if (newest := self._store.newest_after(now)) is not None:
+        current_batch = state.clock.batch
+        # Only a usable checkpoint counts: the trainer passed over damaged ones when it was built.
+        if (newest := self._store.newest_after(current_batch)) is not None:
             raise ResumeError(
-                f"the run has gone on to batch {newest} since this trainer was built at batch {now}",
-                fix="build the trainer again, or give another run_dir",
+                f"the run has continued to batch {newest} since this trainer was built at batch "
+                f"{current_batch}",
+                fix="build the trainer again, or set another run_dir",
             )
 
     def _write(
@@ -251,18 +265,19 @@ class Saver:
         """Writes a checkpoint and deletes surplus ones, in the background thread.
 
         Args:
-            names: of the trained parameters, which are checked for NaN and infinity here: on the
-                host, while training continues.
-            best_batches: of the best evaluation, and of the best but that of this batch.
+            names: the trained parameters, which are checked for NaN and infinity here, on the host,
+                while training continues.
+            best_batches: the batch counts of the best evaluation, and of the best evaluation if this
+                batch's is ignored.
         """
 
-        def look() -> bool | None:
+        def check_weights() -> bool | None:
             self._snapshot.wait()
             if self._lock is not None and crew.rank == 0:
                 self._lock.require()
             return are_finite(held(parts["model"]), names)
 
-        answers = crew.run(look)  # None from a rank that has no weights to look at
+        answers = crew.run(check_weights)  # None from a rank that has no weights
         if False in answers:
             finite: bool | None = False
         else:
@@ -273,7 +288,7 @@ class Saver:
         if crew.rank:
             return
         if self._num_newest is not None:
-            # What a crew has written, each rank has read back.
+            # The ranks of a crew have read their files back, so the checkpoint is known to be usable.
             safe = path if is_usable and crew.world_size > 1 else None
             self._prune(functools.partial(self._keep, self._num_newest, batch, best, safe))
         self._written = Written(path, batch, is_usable)
@@ -282,7 +297,7 @@ class Saver:
         self._store.prune(to_keep(self._store.found(), num_newest, batch, best), safe)
 
     def _prune(self, prune: Callable[[], object]) -> None:
-        """Removes surplus checkpoints; what can't be removed costs space, but no work."""
+        """Removes surplus checkpoints; a failure is kept for a warning, because it only costs space."""
         self._retry = None
         self._surplus = ""
         try:
@@ -292,9 +307,9 @@ class Saver:
             self._surplus = text_of(error)
 
     def remove_surplus(self, state: State) -> None:
-        """Removes checkpoints that an earlier process should have removed, but couldn't.
+        """Removes checkpoints that an earlier process couldn't remove. Rank 0 calls it at a start.
 
-        Those that no run resumes from by itself stay until the next is saved. For rank 0, at a start.
+        Unusable checkpoints stay until the next checkpoint is saved.
         """
         if self._num_newest is None or not state.clock.batch:
             return
@@ -306,14 +321,14 @@ class Saver:
             checkpoints = self._store.found()
             if len(checkpoints) <= num_newest:
                 return
-            passed_over = {one.batch for one in checkpoints if one.reason}
+            passed_over = {checkpoint.batch for checkpoint in checkpoints if checkpoint.reason}
             self._store.prune(to_keep(checkpoints, num_newest, batch, best) | passed_over)
 
         self._prune(prune)
         self._warn_of_surplus()
 
     def tidy(self, state: State) -> None:
-        """Removes surplus checkpoints of a run with nothing left to train, unless it is in use."""
+        """Removes surplus checkpoints of a finished run, unless another process uses it."""
         if self._lock is not None:
             try:
                 self._lock.acquire()
@@ -327,15 +342,15 @@ class Saver:
         self._surplus = ""
         if surplus:
             warnings.warn(
-                "a surplus checkpoint stays, and the run continues; the next save, the end of the run and "
-                f"the next start try to remove it again: {surplus}",
+                "a surplus checkpoint couldn't be removed, and the run continues; the next save, the "
+                f"end of the run and the next start try again: {surplus}",
                 stacklevel=2,
             )
 
     def _settle(self, state: State) -> None:
         """Waits until everything is written; raises a failure of rank 0 on all ranks.
 
-        Also raises if the run's folder no longer exists.
+        Also raises if the run's folder no longer exists, or if another process has its lock.
         """
         self._writer.wait()
         if self._lock is not None and state.rank == 0 and self._writer.failure is None:
@@ -349,7 +364,7 @@ class Saver:
         self._tell_of_written(state)
 
     def _tell_of_written(self, state: State) -> None:
-        """Calls `checkpoint_saved` for a checkpoint that the thread has written, on rank 0."""
+        """Calls `checkpoint_saved`, on rank 0, for a checkpoint that the thread has written."""
         written = self._written
         self._written = None
         if written is None:
@@ -360,19 +375,23 @@ class Saver:
         self._warn_of_surplus()
 
     def _fatal_failure(self) -> BaseException | None:
-        """Takes the failure of a save, and returns it; warns instead if the run continues."""
+        """Returns and clears the failure of a save; warns and returns None if the run continues."""
         failure = self._writer.failure
         self._writer.failure = None
-        expected = isinstance(failure, CheckpointError | OSError)
-        if failure is None or self._on_error == "raise" or not expected:
+        is_expected = isinstance(failure, CheckpointError | OSError)
+        if failure is None or self._on_error == "raise" or not is_expected:
             return failure
-        what = "a checkpoint wasn't saved, and the run continues: " + text_of(failure)
-        warnings.warn(what, stacklevel=2)
+        message = "a checkpoint wasn't saved, and the run continues: " + text_of(failure)
+        warnings.warn(message, stacklevel=2)
         return None
 
 
 class Writer:
-    """Runs tasks in a thread, one after the other; `failure` is what one raised, until taken."""
+    """Runs tasks in a thread, one after the other.
+
+    Attributes:
+        failure: the exception of a task; the caller resets it to None.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -385,10 +404,10 @@ class Writer:
         def run() -> None:
             try:
                 task()
-            except BaseException as error:  # noqa: BLE001  told to who asks next
+            except BaseException as error:  # noqa: BLE001  the main thread raises it
                 self.failure = error
 
-        # No daemon: an interpreter that ends waits for what is being written.
+        # Not a daemon, so that the interpreter waits for the checkpoint before it exits.
         self._thread = threading.Thread(target=run, name="eventloop-checkpoint")
         self._thread.start()
 
@@ -400,21 +419,21 @@ class Writer:
 
 
 def interval_of(settings: Settings) -> Time | None:
-    """Returns the interval between checkpoints."""
+    """Returns the interval between checkpoints; "auto" is an epoch if the run has a folder."""
     if settings.checkpoint_interval == "auto":
         return Time("1ep") if settings.run_dir is not None else None
     return settings.checkpoint_interval
 
 
 def require_shared(folder: Path, state: State) -> None:
-    """Raises CheckpointError unless all ranks see what rank 0 makes in a folder; collective."""
-    from eventloop.distributed.rank_store import wait_until  # one process needs nothing of it
+    """Raises CheckpointError unless all ranks see a folder that rank 0 creates. Collective."""
+    from eventloop.distributed.rank_store import wait_until  # not needed by a single process
 
-    with new_id() as one:
+    with new_id() as folder_id:
 
         def make() -> str:
-            # The name of what is under way: if this process is killed now, the next one removes it.
-            name = f"{UNDER_WAY}{name_of(0)}-{one}"
+            # A temporary folder's name: if this process is killed now, the next process removes it.
+            name = f"{UNDER_WAY}{name_of(0)}-{folder_id}"
             try:
                 if state.rank == 0:
                     check_folder(folder)
@@ -423,20 +442,20 @@ def require_shared(folder: Path, state: State) -> None:
             except (OSError, EventloopError) as error:
                 raise CheckpointError(
                     "the checkpoints' folder can't be used: " + text_of(error),
-                    fix="give another folder, " + as_set(run_dir="FOLDER"),
+                    fix="set another folder, " + as_set(run_dir="FOLDER"),
                 ) from error
             return name
 
-        path = folder / as_first(lambda made: state.all_gather(made)[0], make)
-        is_there = wait_until(lambda: os.path.lexists(path), _PATIENCE_S)
-        seen: list[tuple[bool, str]] = state.all_gather((is_there, platform.node()))
+        path = folder / as_first(lambda name: state.all_gather(name)[0], make)
+        is_visible = wait_until(lambda: os.path.lexists(path), _PATIENCE_S)
+        visibility: list[tuple[bool, str]] = state.all_gather((is_visible, platform.node()))
         if state.rank == 0:
             with suppress(OSError):
                 disk.remove_empty(path)
-    if blind := [rank for rank, (is_there, _) in enumerate(seen) if not is_there]:
+    if blind := [rank for rank, (is_visible, _) in enumerate(visibility) if not is_visible]:
         raise CheckpointError(
-            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
+            f"rank {blind[0]} on {visibility[blind[0]][1]!r} doesn't see what rank 0 on {visibility[0][1]!r} has made "
             f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
-            fix="give a folder on a file system that all machines share, or the URL of a storage, "
+            fix="set a folder on a file system that all machines share, or the URL of a storage, "
             + as_set(run_dir="FOLDER"),
         )

@@ -1,8 +1,8 @@
 """The schema of the core's state in a checkpoint, checked before anything is restored.
 
-Digests don't say which program wrote a checkpoint. Its values are loaded into clocks, loops and
+Digests don't prove that eventloop wrote a checkpoint. Its values are loaded into clocks, loops and
 samplers, so each must be a value that a run could have written. Models, optimizers, schedulers,
-metrics and plugins check their own states: see `checkpoint.loading`.
+metrics and plugins check their own states; see `checkpoint.loading`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PLUGINS = by_name(keys(version=STR, state=anything))
 
 
 def tensor_or_list(value: Any, path: str) -> None:
-    """Checks a tensor or a list of them."""
+    """Checks that a value is a tensor or a list of tensors."""
     (each(TENSOR) if isinstance(value, list | tuple) else TENSOR)(value, path)
 
 
@@ -74,11 +74,11 @@ LAYOUTS = by_name(
 TRAINING = keys(
     {"structure": STRUCTURE, "optimizer_layouts": LAYOUTS},
     clock=form_of(ClockState),
-    precision=optional(form_of(ScaledState), {}),  # of fp16
+    precision=optional(form_of(ScaledState), {}),  # {} except with fp16
     bookkeeping=form_of(BookkeepingState),
     loop=form_of(LoopState),
     feeds=form_of(FeedsState),
-    saver=optional(form_of(BestState), {}),  # where a metric is followed
+    saver=optional(form_of(BestState), {}),  # {} without `checkpoint_best`
     schedulers=by_name(each(keys(optimizer=STR, state=NAMED))),
     results=keys(eval=by_name(by_name(TENSOR)), train=by_name(TENSOR)),
     microbatch_size=optional(between(1, 2**53)),
@@ -121,7 +121,7 @@ _PARTS = {"model": NAMED, "optimizers": by_name(NAMED), "training": TRAINING, "p
 
 
 def require_valid(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError unless a checkpoint has valid values of all that a run needs."""
+    """Raises CheckpointError unless a checkpoint has a valid value for everything a run needs."""
     try:
         FACTS(checkpoint.facts, "facts")
         if (duration := checkpoint.facts["duration"]) is not None:
@@ -150,11 +150,11 @@ def _require_part(parts: Mapping[str, Any], name: str, form: Form) -> None:
 
 def _require_consistent(checkpoint: Checkpoint) -> None:
     clock = checkpoint.parts["training"]["clock"]
-    now = clock["now"]
-    if now[1] != checkpoint.batch:
+    counts_now = clock["now"]
+    if counts_now[1] != checkpoint.batch:
         raise FormError(
-            f"training.clock.now[1] is {now[1]}, but its manifest is that of batch {checkpoint.batch}"
+            f"training.clock.now[1] is {counts_now[1]}, but its manifest belongs to batch {checkpoint.batch}"
         )
     for name in ("previous", "epoch_start"):
-        if any(one > other for one, other in zip(clock[name], now, strict=True)):
-            raise FormError(f"training.clock.{name} is {clock[name]}, after now, {now}")
+        if any(count > current for count, current in zip(clock[name], counts_now, strict=True)):
+            raise FormError(f"training.clock.{name} is {clock[name]}, after now, {counts_now}")

@@ -1,4 +1,4 @@
-"""The states in a checkpoint: of plugins, metrics and random generators; a rank's shards of them."""
+"""The states of plugins, metrics and random generators in a checkpoint; shards of saved tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PluginStates:
     """The states of the active plugins.
 
     Args:
-        plugins: called at each use, as a plugin can drop out.
+        plugins: returns the active plugins; called at each use, because a plugin can drop out.
 
     Attributes:
         carried: states of missing plugins, copied unchanged into the next checkpoint.
@@ -49,38 +49,38 @@ class PluginStates:
         """Returns the plugins' states by folded name; an exception gets a note that names its plugin.
 
         Args:
-            per_rank: whether to return those of plugins with a state per rank, or of the others.
+            per_rank: whether to return the states of plugins with `state_per_rank`, or of the others.
         """
-        found = {} if per_rank else dict(self.carried)
+        states = {} if per_rank else dict(self.carried)
         for plugin in self._plugins():
             if keeps_state(plugin) and plugin.facts.state_per_rank == per_rank:
                 target: Any = plugin.target
                 with _blamed(plugin, "state_dict"):
-                    found[fold(plugin.name)] = {
+                    states[fold(plugin.name)] = {
                         "version": plugin.version,
                         "state": target.state_dict(),
                     }
-        return found
+        return states
 
     def put(self, states: Mapping[str, Any], path: str = "plugins") -> None:
         """Restores each plugin's state; a plugin without a saved state starts fresh.
 
         Raises:
-            CheckpointError: a plugin can't load its state, `path` in the checkpoint.
+            CheckpointError: a plugin can't load its state; the message has `path`.
         """
         for plugin in self._plugins():
-            one = states.get(fold(plugin.name))
-            if one is not None and keeps_state(plugin):
+            saved = states.get(fold(plugin.name))
+            if saved is not None and keeps_state(plugin):
                 target: Any = plugin.target
                 name = f"{path}.{fold(plugin.name)}"
                 with _blamed(plugin, "load_state_dict"), loading(name, by=plugin.origin):
-                    read = read_all(one["state"], but_slices=True)
-                    target.load_state_dict(read, one["version"])
+                    plugin_state = read_all(saved["state"], but_slices=True)
+                    target.load_state_dict(plugin_state, saved["version"])
 
 
 @contextmanager
 def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
-    """Adds a note to an exception: which plugin raised it, in which method."""
+    """Adds a note to an exception, with the plugin and the method that raised it."""
     try:
         yield
     except BaseException as error:
@@ -90,44 +90,58 @@ def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
 
 
 def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Returns the states of this rank's metrics, by the names of the metrics and their parts."""
+    """Returns the states of this rank's metrics by name; parts of a collection have their own."""
     return {
-        name: {"num_updates": one._update_count, "values": dict(one.metric_state)}
-        for name, one in metric_parts(metrics)
+        name: {"num_updates": metric._update_count, "values": dict(metric.metric_state)}
+        for name, metric in metric_parts(metrics)
     }
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
-    """Restores what `counts_of` returned; raises ValueError or LookupError if it doesn't fit."""
-    for name, one in metric_parts(metrics):
+    """Restores the result of `counts_of`.
+
+    Raises:
+        ValueError, LookupError: it doesn't fit the metrics.
+    """
+    for name, metric in metric_parts(metrics):
         if name not in counts:
             continue
         values = counts[name]["values"]
-        for field, fresh in dict(one.metric_state).items():
-            setattr(one, field, _placed(values[field], fresh, f"{name}.{field}", one.device))
+        for state_name, fresh in dict(metric.metric_state).items():
+            setattr(
+                metric,
+                state_name,
+                _placed(values[state_name], fresh, f"{name}.{state_name}", metric.device),
+            )
         # Private: torchmetrics has no public way to set it (1.9).
-        one._update_count = counts[name]["num_updates"]
+        metric._update_count = counts[name]["num_updates"]
 
 
 def _placed(
     value: Any, fresh: Tensor | list[Tensor], name: str, device: torch.device
 ) -> Tensor | list[Tensor]:
-    """Returns a metric's saved state, on the device; raises ValueError for another type or shape.
+    """Returns a metric's saved state, moved to the device.
 
     Args:
+        value: the saved state.
         fresh: the state of the metric before any update.
+        name: for messages.
+        device: the device of the metric.
+
+    Raises:
+        ValueError: the saved state has another type or shape.
     """
     if isinstance(fresh, list):
         if not isinstance(value, list):
-            raise ValueError(f"{name} is a tensor, not a list of them")
-        return [part.to(device) if isinstance(part, Tensor) else part for part in value]
+            raise ValueError(f"{name} is a tensor, not a list of tensors")
+        return [tensor.to(device) if isinstance(tensor, Tensor) else tensor for tensor in value]
     if not isinstance(value, Tensor) or not _fits(value, fresh):
         raise ValueError(f"{name} isn't a tensor of shape {tuple(fresh.shape)}")
     return value.to(device)
 
 
 def _fits(value: Tensor, fresh: Tensor) -> bool:
-    """Whether a saved state can have grown from a fresh one by updates."""
+    """Returns whether updates can have turned the fresh state into a state of the saved shape."""
     if fresh.numel() == 0:
         return True
     try:
@@ -138,10 +152,10 @@ def _fits(value: Tensor, fresh: Tensor) -> bool:
 
 
 class Generators:
-    """The random generators of this rank: of the host, the device and the plugins.
+    """The random generators of this rank: the host's, the device's and the plugins'.
 
-    In a resumed run they are restored when training continues, after the events of its entry,
-    which may draw. A checkpoint saved before that holds the states that were loaded.
+    In a resumed run they are restored when training continues, after the events at its start, which
+    may draw. A checkpoint saved before that holds the states that were loaded.
     """
 
     def __init__(self) -> None:
@@ -152,20 +166,24 @@ class Generators:
         return _rng_states(state) if self._loaded is None else self._loaded
 
     def load_state_dict(self, rng_states: Mapping[str, Any]) -> None:
-        """Stores what `state_dict` returned, for `go_on`."""
+        """Stores the result of `state_dict`, for `go_on`."""
         self._loaded = rng_states
 
     def join(self, state: State, rng_states: Mapping[str, Any]) -> None:
-        """Stores, for a new rank, the states that all ranks share, from another's `state_dict`."""
+        """Stores the states that all ranks share, for a new rank, from another rank's `state_dict`."""
         named = rng_states["named"].items()
-        if alike := {name: one for name, one in named if name.endswith(ALIKE)}:
-            own = _rng_states(state)
-            self._loaded = {**own, "named": {**own["named"], **alike}}
+        if shared_states := {name: rng_state for name, rng_state in named if name.endswith(ALIKE)}:
+            own_states = _rng_states(state)
+            self._loaded = {**own_states, "named": {**own_states["named"], **shared_states}}
 
     def go_on(self, state: State) -> None:
-        """Restores the RNG states of the loaded checkpoint, once; raises CheckpointError.
+        """Restores the RNG states of the loaded checkpoint, once.
 
-        On a device of another type, its generators are left as seeded.
+        If the checkpoint was saved on a device of another type, the device's generators stay as
+        seeded.
+
+        Raises:
+            CheckpointError: a state doesn't fit its generator.
         """
         if self._loaded is not None:
             with loading(f"rank{state.rank}.generators"):
@@ -176,53 +194,61 @@ class Generators:
 def _rng_states(state: State) -> dict[str, Any]:
     rng_states: dict[str, Any] = {
         "host": global_rng_states(),
-        "named": {name: one.get_state() for name, one in state.generators().items()},
+        "named": {name: generator.get_state() for name, generator in state.generators().items()},
     }
-    if (of_device := kind_of(state.device).get_rng_state()) is not None:
-        rng_states["device"] = of_device
+    if (device_state := kind_of(state.device).get_rng_state()) is not None:
+        rng_states["device"] = device_state
     return rng_states
 
 
 def _put(state: State, rng_states: Mapping[str, Any]) -> None:
     set_global_rng_states(rng_states["host"])
     kind = kind_of(state.device)
-    of_device = rng_states.get("device")
-    own = kind.get_rng_state()
-    if of_device is not None and own is not None and of_device.shape == own.shape:
-        kind.set_rng_state(of_device)
-    for name, one in rng_states["named"].items():
+    device_state = rng_states.get("device")
+    current_device_state = kind.get_rng_state()
+    if (
+        device_state is not None
+        and current_device_state is not None
+        and device_state.shape == current_device_state.shape
+    ):
+        kind.set_rng_state(device_state)
+    for name, rng_state in rng_states["named"].items():
         generator = state.generator(name)
-        if one.shape == generator.get_state().shape:
-            set_rng_state(generator, one)
+        if rng_state.shape == generator.get_state().shape:
+            set_rng_state(generator, rng_state)
 
 
 class UnreadTensor(Tensor):
-    """A saved tensor that is loaded temporarily while it is copied from.
+    """A saved tensor that is loaded only while it is copied into another tensor.
 
-    Any other operation loads it permanently, so a model can transform weights before it loads
+    Any other operation loads it permanently, so that a model can transform weights before it loads
     them.
     """
 
     _saved: SavedTensor
-    _held: Tensor | None
+    _loaded_entries: Tensor | None
 
     @staticmethod
     def __new__(cls, saved: SavedTensor) -> UnreadTensor:
-        """Creates one with the shape and dtype of a saved tensor."""
-        # Torch's documentation of subclasses has it, though it has no public name (torch 2.13).
-        made: UnreadTensor = torch.Tensor._make_wrapper_subclass(
+        """Creates an instance with the shape and dtype of a saved tensor."""
+        # Private, but torch's documentation of tensor subclasses uses it (torch 2.13).
+        unread_tensor: UnreadTensor = torch.Tensor._make_wrapper_subclass(
             cls, saved.shape, dtype=saved.dtype, device=torch.device("cpu")
         )
-        made._saved = saved
-        made._held = None
-        return made
+        unread_tensor._saved = saved
+        unread_tensor._loaded_entries = None
+        return unread_tensor
 
     def entries(self, *, to_stay: bool) -> Tensor:
-        """Returns the entries as a plain tensor on the host."""
-        held = self._saved.read() if self._held is None else self._held
+        """Returns the entries as a plain tensor on the host.
+
+        Args:
+            to_stay: whether to keep them in memory for later calls.
+        """
+        entries = self._saved.read() if self._loaded_entries is None else self._loaded_entries
         if to_stay:
-            self._held = held
-        return held
+            self._loaded_entries = entries
+        return entries
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -230,8 +256,10 @@ class UnreadTensor(Tensor):
     ) -> Any:
         is_source = func is torch.ops.aten.copy_.default and not isinstance(args[0], cls)
 
-        def read(one: Any) -> Any:
-            return one.entries(to_stay=not is_source) if isinstance(one, cls) else one
+        def read(argument: Any) -> Any:
+            return (
+                argument.entries(to_stay=not is_source) if isinstance(argument, cls) else argument
+            )
 
         return func(*tree_map(read, args), **tree_map(read, kwargs or {}))
 
@@ -239,27 +267,29 @@ class UnreadTensor(Tensor):
 def unread(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Returns weights by name, with `UnreadTensor`s instead of saved tensors."""
     return {
-        name: UnreadTensor(one) if isinstance(one, SavedTensor) else read_all(one)
-        for name, one in weights.items()
+        name: UnreadTensor(value) if isinstance(value, SavedTensor) else read_all(value)
+        for name, value in weights.items()
     }
 
 
 def read_states(saved: Mapping[str, Any], optimizer: Optimizer) -> Any:
-    """Loads an optimizer's state dict; tensors with their parameter's shape go to its device."""
+    """Loads an optimizer's state dict; tensors of a parameter's shape go to the parameter's device."""
     order = [param for group in optimizer.param_groups for param in group["params"]]
     if not isinstance(states := saved.get("state"), Mapping):
         return read_all(saved)
-    rest = read_all({key: one for key, one in saved.items() if key != "state"})
-    read = {
-        idx: _read_like(one, order[idx] if isinstance(idx, int) and 0 <= idx < len(order) else None)
-        for idx, one in states.items()
+    param_groups = read_all({key: entry for key, entry in saved.items() if key != "state"})
+    loaded_states = {
+        idx: _read_like(
+            entry, order[idx] if isinstance(idx, int) and 0 <= idx < len(order) else None
+        )
+        for idx, entry in states.items()
     }
-    return rest | {"state": read}
+    return param_groups | {"state": loaded_states}
 
 
 def _read_like(saved: Any, param: Tensor | None) -> Any:
     if isinstance(saved, Mapping):
-        return {key: _read_like(one, param) for key, one in saved.items()}
+        return {key: _read_like(entry, param) for key, entry in saved.items()}
     if sharded(param) is not None:
         return shards_like(saved, param)
     value = read_all(saved)
@@ -268,45 +298,57 @@ def _read_like(saved: Any, param: Tensor | None) -> Any:
     return value.to(param.device) if value.shape == param.shape else value
 
 
-def shard_of(value: Any, like: Tensor, placements: Sequence[Any] | None = None) -> Tensor:
-    """Returns this rank's shard of a whole tensor, on the device of `like`, without communication.
+def shard_of(value: Any, reference: Tensor, placements: Sequence[Any] | None = None) -> Tensor:
+    """Returns this rank's shard of a whole tensor, on the device of `reference`, without communication.
 
     Args:
         value: a tensor, the same on every rank; a `SavedTensor`, of which only the shard is read;
             or this rank's `TensorSlice`.
-        like: a tensor with the same sharding; if it isn't sharded, all entries are returned.
-        placements: the sharding, if it differs from that of `like`.
+        reference: a tensor with the same sharding; if it isn't sharded, all entries are returned.
+        placements: the sharding, if it differs from the sharding of `reference`.
     """
-    one = sharded(like)
+    sharded_tensor = sharded(reference)
     if isinstance(value, TensorSlice):
-        return value.tensor.to(like.device)
-    if one is None:
-        return (value.read() if isinstance(value, SavedTensor) else value).to(like.device)
-    spread = one.placements if placements is None else placements
-    shape, offsets = shape_and_offsets(value.shape, one, spread)
+        return value.tensor.to(reference.device)
+    if sharded_tensor is None:
+        return (value.read() if isinstance(value, SavedTensor) else value).to(reference.device)
+    used_placements = sharded_tensor.placements if placements is None else placements
+    shape, offsets = shape_and_offsets(value.shape, sharded_tensor, used_placements)
     if isinstance(value, SavedTensor):
-        return value.read_slice(offsets, shape).to(like.device)
-    return Box(offsets, shape).of(value).to(like.device, copy=True)
+        return value.read_slice(offsets, shape).to(reference.device)
+    return Box(offsets, shape).of(value).to(reference.device, copy=True)
 
 
-def shards_like(value: Any, like: Any) -> Any:
-    """Returns a whole tensor as a DTensor that is sharded as another is, on its device.
+def shards_like(value: Any, reference: Any) -> Any:
+    """Returns a whole tensor as a DTensor with the sharding and device of `reference`.
 
-    One of another shape is whole on every rank. What is sharded already stays what it is, and so does a
-    tensor where `like` is a plain one; a saved tensor is read.
+    If its shape differs from `reference`, it is replicated on every rank. A tensor that is sharded already
+    is returned unchanged; so is any tensor if `reference` isn't sharded, except that a saved tensor is
+    loaded.
     """
-    one = sharded(like)
-    if one is None or not isinstance(value, Tensor | SavedTensor | TensorSlice) or not value.shape:
+    sharded_tensor = sharded(reference)
+    if (
+        sharded_tensor is None
+        or not isinstance(value, Tensor | SavedTensor | TensorSlice)
+        or not value.shape
+    ):
         return value.read() if isinstance(value, SavedTensor) else value
     if sharded(value) is not None:
         return value
     from torch.distributed.tensor import DTensor, Replicate
 
     shape = torch.Size(value.shape)
-    is_alike = shape == one.shape
-    placements = one.placements if is_alike else [Replicate()] * one.device_mesh.ndim
-    entries = shard_of(value, one, placements)
+    is_alike = shape == sharded_tensor.shape
+    placements = (
+        sharded_tensor.placements if is_alike else [Replicate()] * sharded_tensor.device_mesh.ndim
+    )
+    entries = shard_of(value, sharded_tensor, placements)
     strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        entries, one.device_mesh, placements, run_check=False, shape=shape, stride=strides
+        entries,
+        sharded_tensor.device_mesh,
+        placements,
+        run_check=False,
+        shape=shape,
+        stride=strides,
     )

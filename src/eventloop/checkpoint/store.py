@@ -1,8 +1,9 @@
-"""Saves, finds, replaces and removes the checkpoints of a run; one is complete at any moment.
+"""Saves, finds, replaces and removes the checkpoints of a run, so that one is complete at any moment.
 
-Each is a folder such as `ba00001200`. It is written under a temporary name, renamed when it is
-complete, and renamed again before any of its files is removed. No file points to the latest one.
-Once a run has a checkpoint that verifies, killing the process at any moment leaves it with one.
+A checkpoint is a folder such as `ba00001200`. It is written under a temporary name, renamed when it
+is complete, and renamed again before any of its files is removed. No file points to the latest
+checkpoint. Once a run has a checkpoint that verifies, it still has one after the process is killed at
+any moment.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class FoundCheckpoint(Generic[AnyPlace]):
     """A folder or URL that looks like a checkpoint.
 
     Attributes:
-        path: its folder, or its URL.
+        path: the folder or URL.
         batch: the run's batch count.
-        facts: its description; empty if it can't be used.
-        num_bytes: its size.
-        damage: why it doesn't verify, or "".
+        facts: the description; empty if the checkpoint is damaged.
+        num_bytes: the size of its files.
+        damage: the reason why it doesn't verify, or "".
     """
 
     path: AnyPlace
@@ -78,7 +79,7 @@ class Checkpoints(Protocol[AnyPlace]):
     def save(
         self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ALONE
     ) -> AnyPlace:
-        """Saves a checkpoint and returns its path or URL; when it returns, all is synced to disk.
+        """Saves a checkpoint and returns its path or URL. All files are synced to disk by then.
 
         A checkpoint of the same batch is replaced, unless it is complete and equal. Leftovers of
         killed saves are removed first.
@@ -86,16 +87,18 @@ class Checkpoints(Protocol[AnyPlace]):
         Args:
             batch: the run's batch count.
             parts, facts: as for `write_checkpoint`.
-            crew: the ranks that write it, each its own files; rank 0 adds
-                the manifest when all files have been synced and read back.
+            crew: the ranks that write the checkpoint, each its own files; rank 0 adds the manifest
+                when all files have been synced and read back.
 
         Raises:
-            CheckpointError: a value can't be saved, or the disk is full or fails; nothing of it is
-                left, and earlier checkpoints are unchanged.
+            CheckpointError: a value can't be saved, or the disk is full or fails. No files are left
+                behind, and earlier checkpoints are unchanged.
         """
 
     def found(self, *, digests: bool = False) -> list[FoundCheckpoint[AnyPlace]]:
-        """Returns what looks like a checkpoint, the newest first; files may change meanwhile.
+        """Returns everything that looks like a checkpoint, the newest first.
+
+        Other processes may change files in the meantime.
 
         Args:
             digests: whether to read and verify all files; otherwise only the manifests and the
@@ -105,38 +108,38 @@ class Checkpoints(Protocol[AnyPlace]):
     def latest(
         self, *, shards: bool = True, damage: Mapping[AnyPlace, str] | None = None
     ) -> tuple[AnyPlace | None, list[tuple[AnyPlace, str]]]:
-        """Returns the newest usable checkpoint, and why newer ones can't be used.
+        """Returns the newest usable checkpoint, and (checkpoint, reason) for each newer one.
 
         Args:
-            shards: whether to read the files of slices, too; if not, each rank has read a share.
-            damage: what the ranks have found, by checkpoint.
+            shards: whether to also read the files of slices; False if the ranks have read them.
+            damage: the damage that the ranks have found, by checkpoint.
         """
 
     def newest_after(self, batch: int) -> int | None:
         """Returns the batch count of the newest usable checkpoint after `batch`, if any."""
 
     def prune(self, keep: Collection[int], safe: AnyPlace | None = None) -> list[AnyPlace]:
-        """Removes all checkpoints but some, always keeping a usable one; returns those removed.
+        """Removes checkpoints, always keeping a usable one; returns the removed checkpoints.
 
-        If none of those to keep is usable, the newest usable one is kept, too.
+        If no checkpoint in `keep` is usable, the newest usable checkpoint is kept, too.
 
         Args:
-            keep: the batch counts of those to keep.
-            safe: one that is known to be usable, and isn't read again.
+            keep: the batch counts of the checkpoints to keep.
+            safe: a checkpoint that is known to be usable, so it isn't read again.
 
         Raises:
-            CheckpointError: one can't be removed; all others were.
+            CheckpointError: a checkpoint can't be removed; all others were.
         """
 
     def clear(self, *, alone: bool = False) -> None:
         """Removes leftovers of killed processes; restores a checkpoint that was being replaced.
 
-        A leftover that can't be removed is ignored: it only takes space.
+        A leftover that can't be removed is ignored, because it only takes space.
 
         Args:
-            alone: whether the caller knows that no other process, on any machine, writes here;
-                then all temporary folders are leftovers. Otherwise those of other machines count
-                only after a day.
+            alone: whether the caller knows that no other process, on any machine, writes here. Then
+                all temporary folders are leftovers. Otherwise, temporary folders of other machines
+                are leftovers only after a day.
         """
 
 
@@ -154,21 +157,29 @@ class Store:
     def save(
         self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ALONE
     ) -> Path:
-        with self._written(batch, parts, facts, crew, apart=False) as target:
+        with self._written(batch, parts, facts, crew, own_folders=False) as target:
             return target
 
     def shared_out(
         self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew
     ) -> AbstractContextManager[Path]:
-        """Writes each rank's files into a temporary folder of its own, which others needn't see.
+        """Writes each rank's files into its own temporary folder, which other ranks needn't see.
 
         Yields:
-            This rank's folder; that of rank 0 has the manifest of all.
+            This rank's folder; rank 0's folder also has the manifest of all ranks' files.
         """
-        return self._written(batch, parts, facts, crew, apart=True)
+        return self._written(batch, parts, facts, crew, own_folders=True)
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
-        """Adds a checkpoint that `write` fills; returns its path; raises as `save`, or OSError."""
+        """Adds a checkpoint and returns its path.
+
+        Args:
+            batch: the run's batch count.
+            write: writes the files into the given folder, and returns the manifest.
+
+        Raises:
+            CheckpointError, OSError: as for `save`.
+        """
         with self._under_way(name_of(batch)) as folder:
             self._settle_in(folder, write(folder))
         return self.folder / name_of(batch)
@@ -181,19 +192,21 @@ class Store:
 
         A checkpoint that is being replaced comes after its successor.
         """
-        named = [(batch_of(one.name), one) for one in self._listed()]
-        ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
-        return [one for _, _, one in sorted(ordered, reverse=True)]
+        candidates = [(batch_of(path.name), path) for path in self._listed()]
+        ordered = [
+            (batch, not is_replaced(path), path) for batch, path in candidates if batch is not None
+        ]
+        return [path for _, _, path in sorted(ordered, reverse=True)]
 
     def latest(
         self, *, shards: bool = True, damage: Mapping[Path, str] | None = None
     ) -> tuple[Path | None, list[tuple[Path, str]]]:
         refused: list[tuple[Path, str]] = []
         for path in self.paths():
-            why = (damage or {}).get(path) or look_at(path, digests=True, shards=shards).reason
-            if not why:
+            reason = (damage or {}).get(path) or look_at(path, digests=True, shards=shards).reason
+            if not reason:
                 return path, refused
-            refused.append((path, why))
+            refused.append((path, reason))
         return None, refused
 
     def newest_after(self, batch: int) -> int | None:
@@ -202,9 +215,9 @@ class Store:
     def prune(self, keep: Collection[int], safe: Path | None = None) -> list[Path]:
         paths = self.paths()
         staying = [path for path in paths if batch_of(path.name) in keep]
-        # What is being replaced is settled by the process that replaces it, or by `clear`.
-        others = [path for path in paths if path not in staying and not is_replaced(path)]
-        removed = surplus(staying, others, lambda path: path == safe or self._is_usable(path))
+        # A checkpoint that is being replaced is left to the process that replaces it, or to `clear`.
+        removable = [path for path in paths if path not in staying and not is_replaced(path)]
+        removed = surplus(staying, removable, lambda path: path == safe or self._is_usable(path))
         remove_each(removed, self._remove)
         return removed
 
@@ -216,7 +229,7 @@ class Store:
 
     def clear(self, *, alone: bool = False) -> None:
         for folder in self._listed():
-            with suppress(OSError, CheckpointError, RecursionError):  # of folders in folders
+            with suppress(OSError, CheckpointError, RecursionError):  # for deeply nested folders
                 if not is_leftover(folder, alone=alone):
                     continue
                 if is_replaced(folder):
@@ -234,71 +247,74 @@ class Store:
         facts: Mapping[str, Any],
         crew: Crew,
         *,
-        apart: bool,
+        own_folders: bool,
     ) -> Iterator[Path]:
-        """Writes a checkpoint, each rank its own files; a step that fails on one fails on all.
+        """Writes a checkpoint, each rank its own files; a step that fails on one rank fails on all.
 
         Args:
-            apart: whether each rank has its own folder; otherwise all write into that of rank 0,
-                which is put in place.
+            own_folders: whether each rank has its own folder. Otherwise all ranks write into rank 0's
+                folder, which becomes the checkpoint.
         """
-        from eventloop.checkpoint.checkpoint_files import Draft  # imports torch; finding doesn't
+        # Imports torch, which a command that only lists checkpoints doesn't need.
+        from eventloop.checkpoint.checkpoint_files import Draft
 
         target = self.folder / name_of(batch)
-        mine: list[tuple[Draft, Path]] = []
+        begun: list[tuple[Draft, Path]] = []
         with ExitStack() as folders:
 
             def begin() -> None:
                 draft = Draft(parts, facts, batch, crew.rank, crew.world_size)
                 folder = target
-                makes_folder = apart or crew.rank == 0
+                makes_folder = own_folders or crew.rank == 0
                 if makes_folder:
                     self.clear()
                 with draft.failing(target):
                     disk.require_space(target, draft.num_bytes)
                     if makes_folder:
                         folder = folders.enter_context(self._under_way(target.name))
-                mine.append((draft, folder))
+                begun.append((draft, folder))
 
             crew.run(begin)
-            ((draft, folder),) = mine
-            if not apart:
+            ((draft, folder),) = begun
+            if not own_folders:
                 folder = self.folder / crew.first(folder.name)
 
             def write() -> dict[str, FileFacts]:
                 with draft.failing(target):
                     return draft.write_files(folder)
 
-            files = {name: one for share in crew.run(write) for name, one in share.items()}
+            files = {
+                name: file_facts for share in crew.run(write) for name, file_facts in share.items()
+            }
 
             def finish() -> None:
                 if crew.rank == 0:
                     with draft.failing(target):
                         manifest = draft.write_manifest(folder, files)
-                        if not apart:
+                        if not own_folders:
                             self._settle_in(folder, manifest)
 
             crew.run(finish)
-            yield folder if apart else target
+            yield folder if own_folders else target
 
     @contextmanager
     def _under_way(self, name: str) -> Iterator[Path]:
         """Yields an empty temporary folder; it is removed afterwards, unless it was renamed."""
         check_folder(self.folder)
-        with new_id() as one:
+        with new_id() as folder_id:
             disk.make_folders(self.folder)
-            folder = self.folder / f"{UNDER_WAY}{name}-{one}"
+            folder = self.folder / f"{UNDER_WAY}{name}-{folder_id}"
             try:
                 disk.make_folder(folder)
                 yield folder
             finally:
-                with suppress(OSError):  # a failure before is the one to tell of
+                with suppress(OSError):  # must not hide an earlier failure
                     disk.remove_tree(folder)
 
     def _settle_in(self, temporary: Path, manifest: Manifest) -> None:
-        """Renames a complete checkpoint, unless an equal one is in its place.
+        """Renames a complete checkpoint, unless an equal checkpoint has that name already.
 
-        It or its predecessor always exists.
+        At any moment, the new checkpoint or its predecessor exists.
         """
         target = self.folder / name_inside(temporary)
         if holds(target, manifest):
@@ -306,22 +322,23 @@ class Store:
         try:
             self._put_in_place(temporary, target)
         except OSError:
-            if not holds(target, manifest):  # another machine may have put the same there
+            if not holds(target, manifest):  # another machine may have saved an equal one
                 raise
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
         replaced = self.folder / temporary.name.replace(UNDER_WAY, REPLACED, 1)
-        if is_there := os.path.lexists(target):
+        if replaces := os.path.lexists(target):
             disk.rename(target, replaced)
         try:
             disk.rename(temporary, target)
         except BaseException:
-            if is_there:
+            if replaces:
                 disk.rename(replaced, target)
             raise
         disk.sync_folder(self.folder)
-        if is_there:
-            with suppress(OSError, CheckpointError):  # saved it is; the rest is left for `clear`
+        if replaces:
+            # The checkpoint is saved; a predecessor that can't be removed is left to `clear`.
+            with suppress(OSError, CheckpointError):
                 self._remove(replaced)
 
     def _settle(self, replaced: Path) -> None:
@@ -340,28 +357,28 @@ class Store:
 
     def _remove(self, path: Path) -> None:
         """Removes a folder, after renaming it so that it no longer counts as a checkpoint."""
-        with new_id() as one:
-            going = self.folder / f"{UNDER_WAY}{name_inside(path)}-{one}"
+        with new_id() as folder_id:
+            removed = self.folder / f"{UNDER_WAY}{name_inside(path)}-{folder_id}"
             try:
-                disk.rename(path, going)
+                disk.rename(path, removed)
                 disk.sync_folder(self.folder)
-                disk.remove_tree(going)
+                disk.remove_tree(removed)
             except OSError as error:
                 raise CheckpointError(
                     f"the checkpoint {str(path)!r} can't be removed: {error.strerror}",
-                    fix="look at its owner and rights, or remove it by hand",
+                    fix="check its owner and permissions, or remove it by hand",
                 ) from error
 
     def _listed(self) -> list[Path]:
         check_folder(self.folder)
         try:
-            return sorted(Path(one) for one in os.scandir(self.folder))
+            return sorted(Path(entry) for entry in os.scandir(self.folder))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoints in {str(self.folder)!r} can't be listed: {error.strerror}",
-                fix="look at its owner and rights, or give another run, " + as_set(run_dir="RUN"),
+                fix="check its owner and permissions, or set another run, " + as_set(run_dir="RUN"),
             ) from error
 
     def _verifies(self, path: Path) -> bool:
@@ -372,7 +389,7 @@ class Store:
 
 
 def look_at(path: Path, *, digests: bool, shards: bool = True) -> FoundCheckpoint[Path]:
-    """Returns what a folder holds, see `examine`; another process may be changing it."""
+    """Examines a folder, see `examine`; another process may be changing it."""
     batch = batch_of(path.name) or 0
     try:
         if path.is_symlink() or not path.is_dir():

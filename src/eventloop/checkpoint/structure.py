@@ -1,8 +1,9 @@
-"""What a run has changed of the structure it was built with: buffers, parameter groups, trained parameters.
+"""Changes of a run's structure since it was built: buffers, parameter groups, trained parameters.
 
-The task builds the model and its optimizers anew when a run is resumed. A buffer that grows or comes
-into being in training, and a parameter group that a plugin adds, are missing then: a checkpoint says
-how to make them before their values are loaded. What can't be made again is named at the first save.
+When a run is resumed, the task builds the model and its optimizers again. Buffers that were created
+or have grown in training, and parameter groups that a plugin has added, are missing then, so a
+checkpoint says how to create them before their values are loaded. Changes that can't be repeated
+cause a warning at the first save.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Structure:
-    """The structure that a run was built with, to compare the current one with."""
+    """The structure that a run was built with, for a comparison with the current structure."""
 
     def __init__(self) -> None:
         self._parameters: Shapes = {}
@@ -39,7 +40,7 @@ class Structure:
         self._has_warned = False
 
     def remember(self, state: State) -> None:
-        """Remembers model and optimizers as they are built, before anything is loaded."""
+        """Records the structure of model and optimizers as built, before anything is loaded."""
         model = state.model
         self._parameters = _shapes(model.named_parameters())
         self._buffers = _shapes(model.named_buffers())
@@ -48,10 +49,11 @@ class Structure:
         self._groups = _groups(state)
 
     def remember_trained(self, state: State, changes: Mapping[str, Any] | None) -> None:
-        """Remembers what was trained when the run began: after `after_load`, where plugins freeze and thaw.
+        """Records the trained parameters, after `after_load`, where plugins freeze and thaw.
 
         Args:
-            changes: those of the checkpoint that the run resumes from; None for a new run.
+            state: the State of the run.
+            changes: the changes in the checkpoint that the run resumes from; None for a new run.
         """
         if changes is None:
             trained = _trained(state.model)
@@ -68,9 +70,9 @@ class Structure:
         return self._is_trained.get(name, default) != (name in self._flipped)
 
     def changes(self, state: State) -> dict[str, Any]:
-        """Returns what has changed, as JSON values; {} for a run that is as it was built.
+        """Returns the changes since the run was built, as JSON values; {} if there are none.
 
-        Warns once of what a resumed run can't make again.
+        Warns once about changes that a resumed run can't repeat.
         """
         saved = state.model.state_dict().keys()
         buffers = _shapes(state.model.named_buffers())
@@ -98,7 +100,7 @@ class Structure:
         return {name: change for name, change in changes.items() if change}
 
     def _new_groups(self, state: State) -> dict[str, list[list[str]]]:
-        """Returns the names of the parameters of each group that was added, by optimizer."""
+        """Returns the parameter names of each added group, by optimizer."""
         names = {id(param): name for name, param in state.model.named_parameters()}
         added: dict[str, list[list[str]]] = {}
         for name, groups in _groups(state).items():
@@ -117,8 +119,7 @@ class Structure:
         warnings.warn(
             f"this run can't be resumed from its checkpoints: since it was built, {first_of(losses)}, "
             "which the task doesn't build. Build it with the model (in Task(model=...) or at `init`) or "
-            "with the optimizer, and let the run change values only; the weights can be exported all "
-            "the same",
+            "with the optimizer, and let the run change only values; the weights can still be exported",
             stacklevel=2,
         )
 
@@ -128,7 +129,7 @@ class Structure:
             if name not in self._parameters:
                 yield f"the parameter {name!r} was added"
             elif self._parameters[name] not in (shape, _LAZY):
-                yield f"the parameter {name!r} has become {shape}, it was {self._parameters[name]}"
+                yield f"the parameter {name!r} has changed from {self._parameters[name]} to {shape}"
         for name in self._parameters.keys() - parameters.keys():
             yield f"the parameter {name!r} was removed"
         for name in buffers:
@@ -152,13 +153,15 @@ class Structure:
 def restore_trained(state: State, changes: Mapping[str, Any]) -> None:
     """Freezes and thaws parameters as they were when a checkpoint was saved.
 
-    After `after_load`, at which plugins that thaw by the clock look at what the task has frozen.
+    Call it after `after_load`, at which plugins that thaw by the clock read which parameters the task
+    has frozen.
 
     Args:
-        changes: what `Structure.changes` returned.
+        state: the State of the run.
+        changes: the result of `Structure.changes`.
 
     Raises:
-        CheckpointError: the model that was built has other parameters.
+        CheckpointError: the model has other parameters.
     """
     parameters = dict(state.model.named_parameters())
     with _of_this_model():
@@ -167,45 +170,48 @@ def restore_trained(state: State, changes: Mapping[str, Any]) -> None:
 
 
 def restore_structure(state: State, changes: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
-    """Makes buffers and parameter groups as they were when a checkpoint was saved, without values.
+    """Creates buffers and parameter groups as they were when a checkpoint was saved, without values.
 
     Args:
-        changes: what `Structure.changes` returned.
+        state: the State of the run.
+        changes: the result of `Structure.changes`.
         weights: the saved weights by name, with shapes and dtypes.
 
     Raises:
-        CheckpointError: the model that was built has no place for them.
+        CheckpointError: the changes don't fit the model.
     """
     parameters = dict(state.model.named_parameters())
     with _of_this_model():
         for name in changes.get("buffers", ()):
             _place_buffer(state.model, name, weights[name])
         for name in changes.get("gone", ()):
-            module, last = _owner_of(state.model, name)
-            setattr(module, last, None)
+            module, buffer_name = _owner_of(state.model, name)
+            setattr(module, buffer_name, None)
         for name, groups in changes.get("groups", {}).items():
             for group in groups:
-                state.optimizers[name].add_param_group({"params": [parameters[it] for it in group]})
+                state.optimizers[name].add_param_group(
+                    {"params": [parameters[param_name] for param_name in group]}
+                )
 
 
 def fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> list[str]:
-    """Resizes registered buffers to the shapes that they have among weights; returns their names.
+    """Resizes registered buffers to their shapes in the weights; returns their names.
 
-    A buffer that is registered as None has come into being in training; another may have grown. Those
-    of modules that load their weights by code of their own are left to it.
+    A buffer that is registered as None may have been created in training, and others may have grown.
+    Buffers of modules with their own loading code are left to that code.
     """
     own_code = tuple(loaded_by_own_code(model))
-    own = _shapes(model.named_buffers())
+    own_shapes = _shapes(model.named_buffers())
     placed = []
     for name, value in weights.items():
-        if not hasattr(value, "shape") or own.get(name) == tuple(value.shape):
+        if not hasattr(value, "shape") or own_shapes.get(name) == tuple(value.shape):
             continue
         if name.startswith(own_code):
             continue
-        path, _, last = name.rpartition(".")
+        path, _, buffer_name = name.rpartition(".")
         modules = dict(model.named_modules())
-        is_empty_buffer = path in modules and modules[path]._buffers.get(last, value) is None
-        if (name in own and own[name] != _LAZY) or is_empty_buffer:
+        is_empty_buffer = path in modules and modules[path]._buffers.get(buffer_name, value) is None
+        if (name in own_shapes and own_shapes[name] != _LAZY) or is_empty_buffer:
             _place_buffer(model, name, value)
             placed.append(name)
     return placed
@@ -213,7 +219,7 @@ def fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def _of_this_model() -> Iterator[None]:
-    """Turns errors of a model that lacks what a checkpoint names into a CheckpointError."""
+    """Turns errors of a model that doesn't fit the changes into a CheckpointError."""
     try:
         yield
     except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as error:
@@ -235,7 +241,7 @@ def _trained(model: nn.Module) -> dict[str, bool]:
 
 
 def _groups(state: State) -> dict[str, list[list[int]]]:
-    """Returns the identities of the parameters of each group, by optimizer."""
+    """Returns the ids of each group's parameters, by optimizer."""
     return {
         name: [[id(param) for param in group["params"]] for group in optimizer.param_groups]
         for name, optimizer in state.optimizers.items()
@@ -243,20 +249,20 @@ def _groups(state: State) -> dict[str, list[list[int]]]:
 
 
 def _owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, last = name.rpartition(".")
-    return model.get_submodule(path), last
+    path, _, local_name = name.rpartition(".")
+    return model.get_submodule(path), local_name
 
 
-def _place_buffer(model: nn.Module, name: str, like: Any) -> None:
-    """Puts an empty buffer of a saved tensor's shape and type into a module."""
-    module, last = _owner_of(model, name)
-    current = getattr(module, last, None)
+def _place_buffer(model: nn.Module, name: str, saved_tensor: Any) -> None:
+    """Sets an uninitialised buffer with a saved tensor's shape and dtype in a module."""
+    module, buffer_name = _owner_of(model, name)
+    current = getattr(module, buffer_name, None)
     device = current.device if isinstance(current, Tensor) else _device_of(model)
-    buffer = torch.empty(tuple(like.shape), dtype=like.dtype, device=device)
-    if hasattr(module, last):
-        setattr(module, last, buffer)
+    buffer = torch.empty(tuple(saved_tensor.shape), dtype=saved_tensor.dtype, device=device)
+    if hasattr(module, buffer_name):
+        setattr(module, buffer_name, buffer)
     else:
-        module.register_buffer(last, buffer)
+        module.register_buffer(buffer_name, buffer)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -23,21 +23,22 @@ _IN_STORAGE = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9
 
 
 def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manifest:
-    """Verifies a checkpoint and returns its manifest; the error says what is wrong.
+    """Verifies a checkpoint and returns its manifest.
 
     Args:
+        folder: of the checkpoint.
         digests: whether to read the files and compare digests; otherwise only sizes are compared.
-        shards: whether to read the files of slices, too.
+        shards: whether to also read the files of slices.
 
     Raises:
-        CorruptFileError: it doesn't match its manifest.
+        CorruptFileError: a file doesn't match the manifest.
     """
     manifest = checked_manifest(folder)
-    for name, wanted in manifest.files.items():
+    for name, expected in manifest.files.items():
         try:
-            check_size(disk.num_bytes_of(folder / name), wanted)
-        except CorruptFileError as unlike:
-            raise unlike.of(name) from unlike
+            check_size(disk.num_bytes_of(folder / name), expected)
+        except CorruptFileError as error:
+            raise error.of(name) from error
     for part in manifest.parts if digests else ():
         for damage in _damages_of_part(folder, part, manifest, shards=shards):
             raise damage
@@ -49,16 +50,16 @@ def holds(folder: Path, manifest: Manifest) -> bool:
     if folder.is_symlink():
         return False
     try:
-        there = read_manifest(folder)
-        # Only then is it worth to read all of it.
-        is_same = (there.files, there.facts) == (manifest.files, manifest.facts)
+        existing = read_manifest(folder)
+        # All files are read only if the manifests agree.
+        is_same = (existing.files, existing.facts) == (manifest.files, manifest.facts)
         return is_same and examine(folder).files == manifest.files
     except CorruptFileError:
         return False
 
 
 def damages(folder: Path) -> Iterator[CorruptFileError]:
-    """Reads all files of a checkpoint and yields what is wrong with each."""
+    """Reads all files of a checkpoint and yields every damage."""
     try:
         manifest = checked_manifest(folder)
     except CorruptFileError as damage:
@@ -69,7 +70,7 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
 
 
 def require_part(folder: Path, part: str, manifest: Manifest) -> None:
-    """Reads the files of a part; raises CorruptFileError if one doesn't match the manifest."""
+    """Reads the files of a part; raises CorruptFileError if a file doesn't match the manifest."""
     if part not in manifest.parts:
         raise CorruptFileError(f"it has no part {part!r}, only {', '.join(manifest.parts)}")
     for damage in _damages_of_part(folder, part, manifest):
@@ -77,7 +78,7 @@ def require_part(folder: Path, part: str, manifest: Manifest) -> None:
 
 
 def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
-    """Reads a rank's share of the files of slices; returns the damage of one, or "".
+    """Reads a rank's share of the files of slices; returns the first damage, or "".
 
     Rank 0 also checks that the slices of all files cover each tensor.
     """
@@ -106,40 +107,49 @@ def name_of(batch: int) -> str:
 
 def batch_of(name: str) -> int | None:
     """Returns the batch count in the name of a checkpoint's folder; None for another name."""
-    if (found := _NAMED.fullmatch(name)) is None:
+    if (match := _NAMED.fullmatch(name)) is None:
         return None
-    plain = found[1] or found[2]
-    batch = int(plain.removeprefix("ba"))
-    return batch if name_of(batch) == plain else None
+    checkpoint_name = match[1] or match[2]
+    batch = int(checkpoint_name.removeprefix("ba"))
+    return batch if name_of(batch) == checkpoint_name else None
 
 
 def key_of(name: str) -> tuple[int, int] | None:
-    """Returns the batches in the name of one in a storage, and how many it has replaced; None otherwise."""
-    found = _IN_STORAGE.fullmatch(name)
-    batch = batch_of(found["of"]) if found else None
-    return None if found is None or batch is None else (batch, int(found["number"] or 0))
+    """Parses the name of a checkpoint in a storage.
+
+    Returns:
+        The batch count, and how many checkpoints of this batch it has replaced; None for another
+        name.
+    """
+    match = _IN_STORAGE.fullmatch(name)
+    batch = batch_of(match["of"]) if match else None
+    return None if match is None or batch is None else (batch, int(match["number"] or 0))
 
 
 def batch_in(name: str) -> int | None:
-    """Returns the batches in the name of a checkpoint in a storage; None for another name."""
+    """Returns the batch count in the name of a checkpoint in a storage; None for another name."""
     key = key_of(name)
     return None if key is None else key[0]
 
 
 def checked_manifest(folder: Path) -> Manifest:
-    """Reads a manifest; raises CorruptFileError if it is unusable or the folder's name differs."""
+    """Reads a manifest.
+
+    Raises:
+        CorruptFileError: it can't be used, or the folder is named after another batch.
+    """
     manifest = read_manifest(folder)
-    named = batch_of(folder.name)
-    if named is not None and named != manifest.batch:
+    batch_of_name = batch_of(folder.name)
+    if batch_of_name is not None and batch_of_name != manifest.batch:
         raise CorruptFileError(
-            f"{MANIFEST}: it is that of batch {manifest.batch}, the folder's name says {named}"
+            f"{MANIFEST}: it belongs to batch {manifest.batch}, but the folder to {batch_of_name}"
         )
-    manifest.known  # noqa: B018  raises where its facts aren't some
+    manifest.known  # noqa: B018  raises if its facts can't be decoded
     return manifest
 
 
 def why_passed_over(facts: Mapping[str, Any]) -> str:
-    """Returns why a run can't resume automatically from a verified checkpoint, or "".
+    """Returns the reason why a run can't resume automatically from a verified checkpoint, or "".
 
     Checkpoints of versions that didn't check for finite weights are accepted.
     """
@@ -147,14 +157,14 @@ def why_passed_over(facts: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def refusing(folder: Place, what: str = "the checkpoint") -> Iterator[None]:
+def refusing(folder: Place, subject: str = "the checkpoint") -> Iterator[None]:
     """Turns damage found in a checkpoint into an error that names the checkpoint."""
     try:
         yield
     except CorruptFileError as damage:
         raise CheckpointError(
-            f"{what} {str(folder)!r} can't be used: {damage}",
-            fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
+            f"{subject} {str(folder)!r} can't be used: {damage}",
+            fix=damage.fix or "use another checkpoint, or an earlier copy of this checkpoint",
         ) from damage
 
 
@@ -166,26 +176,30 @@ def refusing_file(path: Path) -> Iterator[None]:
     except CorruptFileError as damage:
         raise TaskError(
             f"the weights in {path} can't be loaded: {damage}",
-            fix="give a file that trainer.export(MANIFEST) or `eventloop fit --export MANIFEST` wrote for this "
-            "model, or the folder of a pretrained one",
+            fix="name a file that trainer.export(MANIFEST) or `eventloop fit --export MANIFEST` wrote for "
+            "this model, or the folder of a pretrained model",
         ) from damage
 
 
 @contextmanager
 def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile]:
-    """Opens a file, compares its size with the manifest, and its digest once it was read."""
-    wanted = manifest.files[name]
+    """Opens a file and compares its size, and, once it was read, its digest with the manifest."""
+    expected = manifest.files[name]
     with about(name), disk.OldFile(folder / name) as file:
-        check_size(file.num_bytes, wanted)
+        check_size(file.num_bytes, expected)
         yield file
-        if file.digest() != wanted.sha256:
-            raise CorruptFileError("its bytes aren't those that were written: the digest differs")
+        if file.digest() != expected.sha256:
+            raise CorruptFileError(
+                "its bytes have changed since it was written: the digest differs"
+            )
 
 
-def check_size(num_bytes: int, wanted: FileFacts) -> None:
-    """Raises CorruptFileError if a file has another size than the manifest says."""
-    if num_bytes != wanted.num_bytes:
-        raise CorruptFileError(f"it has {num_bytes:,} bytes, {MANIFEST} says {wanted.num_bytes:,}")
+def check_size(num_bytes: int, expected: FileFacts) -> None:
+    """Raises CorruptFileError if the size of a file differs from the manifest."""
+    if num_bytes != expected.num_bytes:
+        raise CorruptFileError(
+            f"it has {num_bytes:,} bytes, {MANIFEST} says {expected.num_bytes:,}"
+        )
 
 
 @contextmanager
@@ -206,29 +220,26 @@ def put_together(folder: Path, part: str, manifest: Manifest, tensors: Mapping[s
         return restore(skeleton, tensors)
 
 
-# How
-
-
 def _damages_of_part(
     folder: Path, part: str, manifest: Manifest, *, shards: bool = True
 ) -> Iterator[CorruptFileError]:
     """Reads the files of a part and yields their damage."""
     files = manifest.parts[part]
     slices = Slices()
-    is_whole = True
+    is_readable = True
     names: dict[str, None] = {}
-    of_shards = manifest.shards_of(part) if shards else []
-    for name in [*of_shards, *([files[".safetensors"]] if ".safetensors" in files else [])]:
+    shard_names = manifest.shards_of(part) if shards else []
+    for name in [*shard_names, *([files[".safetensors"]] if ".safetensors" in files else [])]:
         try:
             with opened(folder, name, manifest) as file:
-                entries = tensor_file.read_entries(file, slices=name in of_shards)
-                if name in of_shards:
+                entries = tensor_file.read_entries(file, slices=name in shard_names)
+                if name in shard_names:
                     slices.add(entries)
                 names |= dict.fromkeys(entries)
         except CorruptFileError as damage:
             yield damage
-            is_whole = False
-    if is_whole:
+            is_readable = False
+    if is_readable:
         try:
             slices.require_whole()
         except CorruptFileError as damage:
@@ -236,7 +247,7 @@ def _damages_of_part(
     if json := files.get(".json"):
         try:
             skeleton = _read_json(folder, json, manifest)
-            if is_whole and len(of_shards) == manifest.shards.get(part, 0):
+            if is_readable and len(shard_names) == manifest.shards.get(part, 0):
                 with about(json):
                     restore(skeleton, names)
         except CorruptFileError as damage:
@@ -262,16 +273,16 @@ class Slices:
         for name, entry in entries.items():
             kind = (entry.dtype, entry.whole)
             if self._kinds.setdefault(name, kind) != kind:
-                raise CorruptFileError(f"its slice of {name[:80]!r} is one of another tensor")
+                raise CorruptFileError(f"its slice of {name[:80]!r} belongs to another tensor")
             if math.prod(entry.box.shape):
                 self._boxes.setdefault(name, []).append(entry.box)
 
     def require_whole(self) -> None:
         """Raises CorruptFileError unless each element of each tensor is in exactly one slice."""
-        for name, (_, whole) in self._kinds.items():
+        for name, (_, whole_shape) in self._kinds.items():
             boxes = self._boxes.get(name, [])
-            if sum(math.prod(box.shape) for box in boxes) != math.prod(whole):
-                raise CorruptFileError(f"the slices don't make up all of {name[:80]!r}")
+            if sum(math.prod(box.shape) for box in boxes) != math.prod(whole_shape):
+                raise CorruptFileError(f"the slices don't cover all of {name[:80]!r}")
             if _overlap(boxes):
                 raise CorruptFileError(f"two slices of {name[:80]!r} overlap")
 
@@ -280,14 +291,19 @@ def _overlap(boxes: Sequence[Box]) -> bool:
     """Returns whether two boxes share an entry."""
     if len(boxes) < 2 or not boxes[0].shape:
         return len(boxes) > 1
-    # Along the dimension that tells most of them apart, a few are open at a time.
+    # A sweep along the dimension with the most distinct offsets: few boxes are open at a time there,
+    # so that few pairs are compared.
     num_starts = [len(set(starts)) for starts in zip(*(box.offsets for box in boxes), strict=True)]
-    along = num_starts.index(max(num_starts))
-    open_now: list[Box] = []
-    for box in sorted(boxes, key=lambda one: one.offsets[along]):
-        start = box.offsets[along]
-        open_now = [one for one in open_now if one.offsets[along] + one.shape[along] > start]
-        if any(box.meets(one) for one in open_now):
+    dim = num_starts.index(max(num_starts))
+    open_boxes: list[Box] = []
+    for box in sorted(boxes, key=lambda other_box: other_box.offsets[dim]):
+        start = box.offsets[dim]
+        open_boxes = [
+            other_box
+            for other_box in open_boxes
+            if other_box.offsets[dim] + other_box.shape[dim] > start
+        ]
+        if any(box.meets(other_box) for other_box in open_boxes):
             return True
-        open_now.append(box)
+        open_boxes.append(box)
     return False

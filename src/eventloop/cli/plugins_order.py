@@ -107,7 +107,7 @@ def _loser(registry: Registry, one: Implementation, depth: int) -> dict[str, Any
         "role": one.plugin.role,
         "depth": depth,
         "how": "not asked",
-        "reason": f"owners gives {one.hook.name} to {chosen}",
+        "reason": f"owners assigns {one.hook.name} to {chosen}",
     }
 
 

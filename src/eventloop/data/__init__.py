@@ -1,4 +1,4 @@
-"""Data: batches, and where they come from, from any batch of a run on."""
+"""Data: batches, and the sources that yield them from any batch of a run on."""
 
 from eventloop.data.batches import to_host
 from eventloop.data.combined import cycled, zipped

@@ -1,4 +1,4 @@
-"""Batches: what is in them, in a few words too, and how they are moved."""
+"""Batches: their samples, inputs and targets, descriptions for messages, and copies to the device."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MOST_CHARS = 300
 
 
 class Count(NamedTuple):
-    """How many samples and tokens a batch has; 0 tokens where the task doesn't count them."""
+    """The number of samples and tokens of a batch; 0 tokens if the task doesn't count them."""
 
     samples: int
     tokens: int
 
 
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Applies `function` to every tensor, and every object with a method `to`, of a nest.
+    """Applies `function` to every tensor of a nest, and to every object with a method `to`.
 
-    Tuples, lists, named tuples, `Microbatches` and mappings are rebuilt (mappings as dicts);
-    anything else stays.
+    Tuples, lists, named tuples, `Microbatches` and mappings are rebuilt (mappings as dicts); any
+    other value is returned unchanged.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -42,7 +42,7 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, Microbatches):
-        return Microbatches(map_tensors(function, part) for part in batch)
+        return Microbatches(map_tensors(function, microbatch) for microbatch in batch)
     if callable(getattr(batch, "to", None)):
         return function(batch)
     return batch
@@ -54,27 +54,27 @@ def to_host(outputs: Any) -> Any:
 
 
 def mover_to(device: torch.device) -> Move:
-    """Returns the function that copies a batch from the host to a device, without waiting for it."""
+    """Returns a function that copies a batch from the host to a device asynchronously."""
     if (kind := kind_of(device)).is_host:
         return lambda batch: batch
     if kind.streams is not None:
         return SideStream(device, kind.streams)
-    return lambda batch: map_tensors(lambda one: one.to(device, non_blocking=True), batch)
+    return lambda batch: map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 class SideStream:
     """Copies batches on a side stream, from pinned memory.
 
-    The loop never waits for the device: it asks for a batch while the device still computes on the
-    one before, and a copy on another stream overlaps with that. No batch has to be fetched ahead,
-    and random draws keep the order of a plain loop.
+    The loop never waits for the device: it asks for a batch while the device still computes the
+    previous batch, and a copy on another stream overlaps with the computation. No batch has to be
+    fetched ahead, so random draws keep the order of a plain loop.
 
-    Tensors on the device stay as they are. An object with `.to` of its own is copied on the current
-    stream, since it isn't known which memory it holds.
+    Tensors on the device are returned unchanged. An object with its own method `to` is copied on the
+    current stream, because the memory that it holds isn't known.
 
     Args:
-        device: where batches go.
-        streams: what has `Stream`, `stream` and `current_stream`, see `DeviceKind.streams`.
+        device: the device to copy to.
+        streams: a module with `Stream`, `stream` and `current_stream`; see `DeviceKind.streams`.
     """
 
     def __init__(self, device: torch.device, streams: Any) -> None:
@@ -83,20 +83,22 @@ class SideStream:
         self._side = streams.Stream(device)
 
     def __call__(self, batch: Any) -> Any:
-        """Returns the batch on the device, usable by what is queued from now on."""
+        """Returns the batch on the device, usable by all work queued after this call."""
         copies: list[Tensor] = []
 
-        def move(one: Any) -> Any:
-            if not isinstance(one, Tensor):
-                return one.to(self._device, non_blocking=True)
-            if one.device == self._device:
-                return one
-            if one.is_cpu and not one.is_pinned():
-                # torch pins no entries that share memory.
-                is_plain = one.layout is torch.strided and not one.is_nested
-                one = (one.contiguous() if is_plain and 0 in one.stride() else one).pin_memory()
+        def move(source: Any) -> Any:
+            if not isinstance(source, Tensor):
+                return source.to(self._device, non_blocking=True)
+            if source.device == self._device:
+                return source
+            if source.is_cpu and not source.is_pinned():
+                # torch can't pin an expanded tensor, whose entries share memory.
+                is_plain = source.layout is torch.strided and not source.is_nested
+                source = (
+                    source.contiguous() if is_plain and 0 in source.stride() else source
+                ).pin_memory()
             with self._streams.stream(self._side):
-                copies.append(one.to(self._device, non_blocking=True))
+                copies.append(source.to(self._device, non_blocking=True))
             return copies[-1]
 
         moved = map_tensors(move, batch)
@@ -104,36 +106,38 @@ class SideStream:
             computing = self._streams.current_stream(self._device)
             computing.wait_stream(self._side)
             for copy in copies:
-                # The memory is the side stream's, which may reuse it when computing is done.
+                # The memory belongs to the side stream. Without this, the allocator could reuse it
+                # for the next copy before the computation has read it.
                 copy.record_stream(computing)
         return moved
 
 
 def num_samples(batch: Any) -> int:
-    """Returns the leading dimension of the tensors in a nest, which all of them share.
+    """Returns the number of samples: the leading dimension that all tensors of a nest share.
 
-    Targets of a pair may be flattened: inputs of shape (N, T, ...) go with N * T targets. Of a pair of
-    lists with an entry for each sample, as detectors take them, it is their length. An empty mapping,
-    the batch of a run without a data set, counts as one. Of a nested tensor it is the number of its
-    parts.
+    Targets of a pair may be flattened: inputs of shape (N, T, ...) go with N * T targets. A pair of
+    lists with an entry for each sample, as detectors take them, has as many samples as entries. An
+    empty mapping, the batch of a run without a data set, counts as 1 sample. A nested tensor has as
+    many samples as components.
 
     Raises:
-        TaskError: the nest holds no tensor with a dimension, or one without samples; or its tensors
+        TaskError: the nest has no tensor with a dimension, or a tensor without samples. Or its tensors
             have different leading dimensions, as in a graph, or in a single sample, which isn't a
-            batch; or it is a list of mappings, whose tensors may belong to a sample or to the batch.
+            batch. Or it is a list of mappings that could be samples or batches.
     """
-    # Almost every batch is a pair of tensors, and each is counted: with few calls.
+    # Called for every batch, which is almost always a pair of tensors, so that case comes first and
+    # makes few calls.
     if isinstance(batch, _PAIRS) and len(batch) == 2:
         inputs, targets = batch
         if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
             try:
                 shape = inputs.shape
-                of_targets = targets.shape
+                target_shape = targets.shape
             except RuntimeError:  # a nested tensor of strided layout has no shape (torch 2.13)
                 return _leading_that_fits(batch)
-            if shape and of_targets:
+            if shape and target_shape:
                 samples = shape[0]
-                if samples and samples == of_targets[0]:
+                if samples and samples == target_shape[0]:
                     return samples
     if isinstance(batch, Microbatches):
         return sum(map(num_samples, batch))
@@ -141,12 +145,12 @@ def num_samples(batch: Any) -> int:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Returns the inputs of a batch: the first of a pair or of `(inputs,)`, else the batch itself."""
+    """Returns the inputs of a batch: the first entry of a pair or of `(inputs,)`, else the batch."""
     return batch[0] if isinstance(batch, _PAIRS) and len(batch) in (1, 2) else batch
 
 
 def targets_of(batch: Any) -> Any:
-    """Returns the targets of a batch: the second of a pair, a mapping's "labels", else None."""
+    """Returns the targets of a batch: the second entry of a pair, a mapping's "labels", else None."""
     if is_pair(batch):
         return batch[1]
     return batch.get(LABELS) if isinstance(batch, Mapping) else None
@@ -175,12 +179,12 @@ def is_pair(batch: Any) -> bool:
 
 
 def is_inputs(batch: Any) -> bool:
-    """Returns whether a batch is inputs alone, as in a prediction: a tensor, or `(inputs,)`."""
+    """Returns whether a batch has only inputs, as in a prediction: a tensor, or `(inputs,)`."""
     return isinstance(batch, Tensor) or (isinstance(batch, _PAIRS) and len(batch) == 1)
 
 
 def describe(batch: Any) -> str:
-    """Says in a few words what a batch is: `tuple of 3 (Tensor, Tensor, str)`."""
+    """Returns a short description of a batch: `tuple of 3 (Tensor, Tensor, str)`."""
     if isinstance(batch, Mapping) and not batch:
         return "nothing: the run has no train data loader"
     if isinstance(batch, Mapping):
@@ -194,7 +198,7 @@ def describe(batch: Any) -> str:
 
 
 def describe_pair(batch: Any) -> str:
-    """Says what a batch is, with types and shapes if it is a pair: for plugins that take only some."""
+    """Describes a batch, with dtypes and shapes if it is a pair, for plugins that need certain ones."""
     if not is_pair(batch):
         return f"a batch that is {describe(batch)}"
     inputs, targets = (
@@ -207,7 +211,7 @@ def describe_pair(batch: Any) -> str:
 
 
 def shapes(value: Any) -> str:
-    """Returns types and shapes of a nest: `(float32 (4, 3), int64 (4,))`."""
+    """Returns the dtypes and shapes in a nest as text: `(float32 (4, 3), int64 (4,))`."""
     text = _shapes(value, depth=3)
     return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
 
@@ -220,21 +224,22 @@ def shape_text(tensor: Tensor) -> str:
 
 
 def fix_for_no_samples(error: BaseException) -> str:
-    """Returns how to fix torch's error of shuffling a data set without samples; "" for any other."""
+    """Returns the fix for torch's error for shuffling an empty data set; "" for any other error."""
     if isinstance(error, ValueError) and "got num_samples=0" in str(error):
         return "give the data loader a data set with samples: it has none to shuffle"
     return ""
 
 
-def rebuild(like: Any, values: list[Any]) -> Any:
-    """Returns a tuple, named tuple or list of other values."""
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(like)(*values)
-    return tuple(values) if isinstance(like, tuple) else values
+def rebuild(template: Any, values: list[Any]) -> Any:
+    """Returns a tuple, named tuple or list of the same type as `template`, with other values."""
+    if isinstance(template, tuple) and hasattr(template, "_fields"):
+        return type(template)(*values)
+    return tuple(values) if isinstance(template, tuple) else values
 
 
 def _leading_that_fits(batch: Any) -> int:
-    if isinstance(batch, Mapping) and not batch:  # an array is compared by element
+    # `batch == {}` would fail for an array, which compares each element.
+    if isinstance(batch, Mapping) and not batch:
         return 1
     tensors = dict(_tensors_in(batch))
     if not tensors:
@@ -256,21 +261,21 @@ def _leading_that_fits(batch: Any) -> int:
         if tensor is not targets or not _is_flattened(targets, tensors.values(), size)
     }
     sizes |= _sizes_of_annotations(batch, size)
-    if any(other != size for other in sizes.values()):
+    if any(leading_size != size for leading_size in sizes.values()):
         raise _disagree(batch, sizes)
     if _is_annotations(batch) and len(batch) > 2 and len(batch) != size:
         raise _ambiguous(batch, size, next(iter(sizes)))
     if size == 0:
-        what = "has no samples"
+        problem = "has no samples"
         fix = "let the data loader leave empty batches out"
-        raise TaskError(f"a batch of {describe(batch)} {what}", fix=fix)
+        raise TaskError(f"a batch of {describe(batch)} {problem}", fix=fix)
     return size
 
 
 def _tensors_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that have a dimension, by the expression that reads each.
+    """Yields each tensor that has a dimension, after the expression that reads it: `batch[0]`.
 
-    Those of annotations, see `_is_annotations`, belong to one sample each, and are left out.
+    Tensors in annotations (see `_is_annotations`) belong to a single sample, so they are left out.
     """
     if isinstance(nest, Tensor):
         if nest.ndim:
@@ -284,20 +289,20 @@ def _tensors_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_entries(batch: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a batch without those in lists that have a tensor for each sample.
+    """Returns the tensors of a batch, leaving out lists that have a tensor for each sample.
 
-    The boxes of each image, say, beside the images as one tensor: `(images, [boxes, boxes, ...])`.
+    An example of such a list is the boxes of each image: `(images, [boxes, boxes, ...])`.
     """
     entries = dict(_entries_in(batch))
-    whole = {path: tensor for path, tensor in tensors.items() if path not in entries}
-    sizes = {tensor.size(0) for tensor in whole.values()}
+    batch_tensors = {path: tensor for path, tensor in tensors.items() if path not in entries}
+    sizes = {tensor.size(0) for tensor in batch_tensors.values()}
     if len(sizes) != 1 or not sizes.issuperset(entries.values()):
         return tensors
-    return whole
+    return batch_tensors
 
 
 def _entries_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, int]]:
-    """Yields the tensors of lists of tensors below the batch itself, with the length of their list."""
+    """Yields each tensor in a list of tensors within the batch, with the length of its list."""
     if isinstance(nest, Mapping):
         for key, value in nest.items():
             yield from _entries_in(value, f"{path}[{key!r}]")
@@ -311,7 +316,7 @@ def _entries_in(nest: Any, path: str = "batch") -> Iterator[tuple[str, int]]:
 
 
 def is_list_of_entries(value: Any, num_samples: int) -> bool:
-    """Whether a list has a tensor for each sample: not all of them are whole batches of tensors."""
+    """Returns whether a list has a tensor for each sample, rather than batches of `num_samples`."""
     return (
         isinstance(value, (tuple, list))
         and len(value) == num_samples
@@ -321,13 +326,13 @@ def is_list_of_entries(value: Any, num_samples: int) -> bool:
 
 
 def _is_annotations(nest: Any) -> bool:
-    """Whether a value is a list of mappings: one for each image of a batch, say."""
+    """Returns whether a value is a list of mappings, such as the annotations of each image."""
     is_list = isinstance(nest, (tuple, list))
     return is_list and bool(nest) and all(isinstance(entry, Mapping) for entry in nest)
 
 
 def _sizes_of_annotations(nest: Any, size: int, path: str = "batch") -> dict[str, int]:
-    """Returns the lengths of annotations; those whose tensors are whole batches have their sizes."""
+    """Returns the lengths of annotations by path; if their tensors are batches, the batch size."""
     if path != "batch" and _is_annotations(nest):
         tensors = [tensor for entry in nest for _, tensor in _tensors_in(entry)]
         are_whole = bool(tensors) and all(tensor.size(0) == size for tensor in tensors)
@@ -343,11 +348,11 @@ def _sizes_of_annotations(nest: Any, size: int, path: str = "batch") -> dict[str
 
 
 def _is_flattened(targets: Any, tensors: Iterable[Tensor], size: int) -> bool:
-    """Whether there is a target for each position of an input (N, T, ...): N * T of them, say."""
+    """Returns whether the targets are flattened: N * T of them, for inputs of shape (N, T, ...)."""
     if not isinstance(targets, Tensor):
         return False
     for tensor in tensors:
-        if tensor.is_nested:  # samples of different numbers of positions weigh differently
+        if tensor.is_nested:  # a sample's weight would depend on its number of positions
             continue
         counts = list(itertools.accumulate(tensor.shape, operator.mul))
         if tensor is not targets and counts[0] == size and targets.size(0) in counts[1:]:
@@ -356,7 +361,7 @@ def _is_flattened(targets: Any, tensors: Iterable[Tensor], size: int) -> bool:
 
 
 def _require_batch_of_targets(batch: Any, size: int) -> None:
-    """Raises TaskError if the targets are a number, as those of a single sample are."""
+    """Raises TaskError if the target is a number, which shows that the batch is a single sample."""
     targets = targets_of(batch)
     if isinstance(targets, Tensor) and not targets.ndim:
         misfit = "targets of shape ()"
@@ -373,8 +378,8 @@ def _require_batch_of_targets(batch: Any, size: int) -> None:
 
 _FIX_FOR_SINGLE = (
     "with batch_size=None, each item of the data set has to be a whole batch: let the data "
-    "loader make batches of samples, DataLoader(dataset, batch_size=32); of another batch "
-    "the action count_batch says what it counts for, and Task(metrics=...) what is evaluated"
+    "loader make batches of samples, DataLoader(dataset, batch_size=32); for another kind of "
+    "batch, implement the action count_batch and set Task(metrics=...)"
 )
 
 
@@ -383,13 +388,13 @@ class DifferentSizesError(TaskError):
 
 
 def _disagree(batch: Any, sizes: Mapping[str, int]) -> TaskError:
-    """Returns the error for tensors of different leading dimensions, with the line that decides."""
-    named = [f"{path} has {size}" for path, size in sizes.items()]
-    if len(named) > _MOST_PARTS:
-        named[_MOST_PARTS:] = [f"and {len(named) - _MOST_PARTS} more"]
+    """Returns the error for tensors of different leading dimensions; the fix has a line to paste."""
+    descriptions = [f"{path} has {size}" for path, size in sizes.items()]
+    if len(descriptions) > _MOST_PARTS:
+        descriptions[_MOST_PARTS:] = [f"and {len(descriptions) - _MOST_PARTS} more"]
     return DifferentSizesError(
         f"the samples of a batch of {describe(batch)} can't be counted, since its tensors differ in "
-        f"their first dimension: {', '.join(named)}",
+        f"their first dimension: {', '.join(descriptions)}",
         fix=f"say what counts: {_counting_line(batch, sizes)}, or implement the action "
         "count_batch; a single sample isn't a batch: let the data loader make batches, "
         "DataLoader(dataset, batch_size=32)",
@@ -397,7 +402,7 @@ def _disagree(batch: Any, sizes: Mapping[str, int]) -> TaskError:
 
 
 def _ambiguous(batch: Any, size: int, path: str) -> TaskError:
-    """Returns the error for a list of mappings: one for each sample, or views of a whole batch."""
+    """Returns the error for a list of mappings that could be samples or views of a whole batch."""
     return DifferentSizesError(
         f"the samples of a batch of {describe(batch)} can't be counted: its {len(batch)} mappings may be "
         f"its samples, or each may hold a batch of {size}",
@@ -412,9 +417,8 @@ def _counting_line(batch: Any, sizes: Mapping[str, int]) -> str:
     targets = targets_of(batch)
     if isinstance(inputs, Tensor) and inputs.is_nested:
         line = "Task(num_samples=lambda batch: batch[0].size(0)"
-        if isinstance(
-            targets, Tensor
-        ):  # a mean over positions, of which samples have different numbers
+        if isinstance(targets, Tensor):
+            # The loss is a mean over positions, and samples have different numbers of positions.
             line += ", loss_weight=lambda targets: len(targets)"
         return f"{line})"
     if _is_annotations(batch) and _have_one_form(batch):
@@ -423,46 +427,46 @@ def _counting_line(batch: Any, sizes: Mapping[str, int]) -> str:
 
 
 def _have_one_form(mappings: Sequence[Mapping[Any, Any]]) -> bool:
-    """Whether mappings have the same keys, as samples have; inputs and targets in two may differ."""
+    """Returns whether mappings have the same keys, as samples do; inputs and targets may differ."""
     return all(mapping.keys() == mappings[0].keys() for mapping in mappings)
 
 
 def _counted_path(batch: Any, sizes: Mapping[str, int]) -> str:
-    """Returns the expression for a tensor of a batch that has an entry for each sample, most likely.
+    """Returns the expression for the tensor that most likely has an entry for each sample.
 
-    A tensor of targets has one for each thing that the loss is a mean over. Otherwise it is the
-    input: the first of several, since the hidden state of a recurrent network comes after it, but
-    not of a mapping, where the edges of a graph may come first.
+    Targets are preferred: the loss is a mean over their entries. Otherwise it is the input. The first
+    of several inputs is used, because the hidden state of a recurrent network comes after the input.
+    In a mapping, where the edges of a graph may come first, it is the most frequent size.
     """
     targets = "batch[1]" if is_pair(batch) else f"batch[{LABELS!r}]"
     if targets in sizes:
         return targets
     inputs, prefix = (batch[0], "batch[0]") if is_pair(batch) else (batch, "batch")
-    of_inputs = [path for path in sizes if path.startswith(prefix)]
-    if not isinstance(inputs, Mapping) and of_inputs:
-        return of_inputs[0]
+    input_paths = [path for path in sizes if path.startswith(prefix)]
+    if not isinstance(inputs, Mapping) and input_paths:
+        return input_paths[0]
     counts = Counter(sizes.values())
-    return max(of_inputs or sizes, key=lambda path: counts[sizes[path]])
+    return max(input_paths or sizes, key=lambda path: counts[sizes[path]])
 
 
-def rows_of(part: Any) -> int | None:
-    """Returns the number of samples of a batch; None if it has no tensor."""
-    return len(part[0]) if is_listed(part) else _leading(part)
+def rows_of(batch: Any) -> int | None:
+    """Returns the number of samples of a batch, or None if it has no tensor."""
+    return len(batch[0]) if is_listed(batch) else _leading(batch)
 
 
 def is_listed(batch: Any) -> bool:
-    """Returns whether a pair is of lists with an entry for each sample, not of whole tensors."""
+    """Returns whether a batch is a pair of lists with an entry for each sample."""
     if not is_pair(batch) or not isinstance(batch[0], (tuple, list)):
         return False
     inputs, targets = batch
     if (num := len(inputs)) == 0:
         return False
     if isinstance(targets, Tensor):
-        # Several inputs would have as many samples each.
+        # If the list held several inputs, each would have as many samples as the targets.
         return (
             targets.ndim > 0
             and targets.size(0) == num
-            and any(_leading(one) not in (None, num) for one in inputs)
+            and any(_leading(value) not in (None, num) for value in inputs)
         )
     return (
         isinstance(targets, (tuple, list))
@@ -472,7 +476,7 @@ def is_listed(batch: Any) -> bool:
 
 
 def is_of_one_sample(value: Any) -> bool:
-    """Returns whether a value belongs to a single sample: a number, a text, a mapping of tensors."""
+    """Returns whether a value is a single sample's: a number, a text, a mapping of tensors."""
     return isinstance(value, Mapping) or _leading(value) is None
 
 
@@ -490,17 +494,19 @@ def _shapes(value: Any, depth: int) -> str:
     if not depth or not isinstance(value, Mapping | tuple | list):
         shape = getattr(value, "shape", None)
         dtype = getattr(value, "dtype", None)
-        known = "" if shape is None or dtype is None else f" {dtype} {tuple(shape)}"
-        return type(value).__name__ + known
-    more = ", ..." if len(value) > _MOST_PARTS else ""
+        description = "" if shape is None or dtype is None else f" {dtype} {tuple(shape)}"
+        return type(value).__name__ + description
+    ellipsis = ", ..." if len(value) > _MOST_PARTS else ""
     if isinstance(value, Mapping):
         pairs = [
-            f"{key!r}: {_shapes(one, depth - 1)}" for key, one in [*value.items()][:_MOST_PARTS]
+            f"{key!r}: {_shapes(entry, depth - 1)}" for key, entry in [*value.items()][:_MOST_PARTS]
         ]
-        return f"{{{', '.join(pairs)}{more}}}"
-    parts = [_shapes(one, depth - 1) for one in value[:_MOST_PARTS]]
-    if len(value) > 2 and len(set(parts)) == 1:
-        return f"{len(value)} times {parts[0]}"
+        return f"{{{', '.join(pairs)}{ellipsis}}}"
+    entries = [_shapes(entry, depth - 1) for entry in value[:_MOST_PARTS]]
+    if len(value) > 2 and len(set(entries)) == 1:
+        return f"{len(value)} times {entries[0]}"
     return (
-        f"({', '.join(parts)}{more})" if isinstance(value, tuple) else f"[{', '.join(parts)}{more}]"
+        f"({', '.join(entries)}{ellipsis})"
+        if isinstance(value, tuple)
+        else f"[{', '.join(entries)}{ellipsis}]"
     )

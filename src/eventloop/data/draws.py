@@ -1,4 +1,4 @@
-"""Which data sets draw random numbers, and from which of the host's generators: these alone are seeded."""
+"""Finds the generators of the host that a data set draws from, so that only these are seeded."""
 
 from __future__ import annotations
 
@@ -21,75 +21,80 @@ Read = Callable[[Any, Seed | None], Any]
 
 
 def may_draw(dataset: Any) -> bool:
-    """Returns whether reading a data set may draw random numbers: no, if it is known not to."""
+    """Returns whether reading a data set may draw random numbers; False only for known types."""
     if parts := parts_of(dataset):
         return any(map(may_draw, parts))
-    known = (list, tuple, range, dict, Tensor, TensorDataset)
+    types_without_draws = (list, tuple, range, dict, Tensor, TensorDataset)
     numpy = sys.modules.get("numpy")
-    return type(dataset) not in (known if numpy is None else (*known, numpy.ndarray))
+    return type(dataset) not in (
+        types_without_draws if numpy is None else (*types_without_draws, numpy.ndarray)
+    )
 
 
 class Draws:
-    """Seeds those of the host's generators that a function draws from.
+    """Calls a function with the host's generators seeded that it draws from.
 
-    The first call finds them. A later one that draws from another is repeated with that one seeded.
+    The first call finds these generators. A later call that draws from another generator is repeated
+    with that generator seeded, too. Seeding all generators for each sample would take longer.
 
     Args:
-        who: the function, for a warning.
+        function_name: the name of the function, for a warning.
 
     Attributes:
         moved: whether the last call drew.
-        seeds_all: whether all generators are seeded, whatever the function draws from.
+        seeds_all: whether all generators are seeded, regardless of the function's draws.
     """
 
-    def __init__(self, who: str, *, seeds_all: bool = False) -> None:
-        self._who = who
+    def __init__(self, function_name: str, *, seeds_all: bool = False) -> None:
+        self._who = function_name
         self.seeds_all = seeds_all
         self._known: set[str] | None = None  # names of generators
         self.moved = False
 
-    def run(self, read: Read, what: Any, saved: KeptGenerators) -> Any:
-        """Returns `read(what, seed)`; `read` calls `seed`, if it isn't None, before it draws.
+    def run(self, read: Read, argument: Any, saved: KeptGenerators) -> Any:
+        """Returns `read(argument, seed)`.
 
         Args:
+            read: calls `seed`, if it isn't None, before it draws.
+            argument: its first argument.
             saved: the RNG states before the call.
         """
         self.moved = True
-        if (known := self._known) is None or self.seeds_all:
-            moved, result = self._look(read, what)
-            self._known = moved | (known or set())
+        if (known_names := self._known) is None or self.seeds_all:
+            moved, result = self._look(read, argument)
+            self._known = moved | (known_names or set())
             return result
-        seeds = [host_generators()[name].seed for name in known]
+        seeds = [host_generators()[name].seed for name in known_names]
         proxy = _SeedProxy()
         try:
-            found = proxy.call(read, what, _together(seeds))
+            result = proxy.call(read, argument, _together(seeds))
         except Exception:
-            if not (saved.moved() | proxy.names) - known:
+            if not (saved.moved() | proxy.names) - known_names:
                 raise
-        if not (late := (saved.moved() | proxy.names) - known):
-            self.moved = bool(known)
-            return found
-        moved, found = self._look(read, what)
-        if late - moved:
+        if not (unseeded := (saved.moved() | proxy.names) - known_names):
+            self.moved = bool(known_names)
+            return result
+        moved, result = self._look(read, argument)
+        if unseeded - moved:
             warnings.warn(
-                f"{self._who} drew from the generator of {' and '.join(sorted(late - moved))} when a batch "
-                "was read, and not when it was read again: its numbers aren't tied to the run's seed; "
+                f"{self._who} drew from the generator of {' and '.join(sorted(unseeded - moved))} when a batch "
+                "was read, but not when it was read again: its numbers don't depend on the run's seed; "
                 "draw them in __init__, or each time a sample is read",
                 stacklevel=2,
             )
-        self._known = known | late | moved
-        return found
+        self._known = known_names | unseeded | moved
+        return result
 
     def take_all(self) -> None:
-        """Seeds all generators from now on, and no longer looks which of them move."""
+        """Seeds all generators from now on, without checking which of them move."""
         self._known = set(host_generators())
         self.seeds_all = False
 
-    def reads_seeds(self, read: Read, what: Any) -> bool:
+    def reads_seeds(self, read: Read, argument: Any) -> bool:
         """Returns whether the function reads seeds or states of generators that it doesn't draw from.
 
-        Reads twice, with other seeds for the generators that don't move. If the results differ, they
-        depend on one of them.
+        Calls the function twice, with different seeds for the generators that it doesn't move. If the
+        results differ, they depend on such a seed.
         """
         unmoved = host_generators().keys() - (self._known or set())
 
@@ -98,33 +103,39 @@ class Draws:
                 for name, generator in host_generators().items():
                     generator.seed(number + shift if name in unmoved else number)
 
-            return read(what, seed)
+            return read(argument, seed)
 
         return bool(unmoved) and not is_same(result_for(0), result_for(1))
 
-    def _look(self, read: Read, what: Any) -> tuple[set[str], Any]:
-        """Reads with all generators seeded; returns the names of those that moved, and the result."""
+    def _look(self, read: Read, argument: Any) -> tuple[set[str], Any]:
+        """Reads with all generators seeded.
+
+        Returns:
+            The names of the generators that moved, and the result.
+        """
         hosts = host_generators()
         moved = set[str]()
         seeded = dict[str, Any]()
 
-        def look() -> None:
-            moved.update(name for name, one in seeded.items() if hosts[name].fingerprint() != one)
+        def note_moved() -> None:
+            moved.update(
+                name for name, generator in seeded.items() if hosts[name].fingerprint() != generator
+            )
 
         def seed(number: int) -> None:
-            look()
-            for name, one in host_generators().items():
-                one.seed(number)
-                seeded[name] = one.fingerprint()
+            note_moved()
+            for name, generator in host_generators().items():
+                generator.seed(number)
+                seeded[name] = generator.fingerprint()
 
         proxy = _SeedProxy()
-        found = proxy.call(read, what, seed)
-        look()
-        return moved | proxy.names, found
+        result = proxy.call(read, argument, seed)
+        note_moved()
+        return moved | proxy.names, result
 
 
 def _together(seeds: Sequence[Seed]) -> Seed | None:
-    """Returns a function that calls all of these functions; None if there is none."""
+    """Returns a function that calls all given functions; None if there are none."""
     if len(seeds) < 2:
         return seeds[0] if seeds else None
 
@@ -135,16 +146,20 @@ def _together(seeds: Sequence[Seed]) -> Seed | None:
     return seed
 
 
-def is_same(result: Any, other: Any) -> bool:
-    """Returns whether two results are equal to the bit; True if they can't be compared."""
+def is_same(result: Any, second_result: Any) -> bool:
+    """Returns whether two results are bitwise equal; True if they can't be compared."""
     try:
-        return bool(_bits_of(result) == _bits_of(other))
+        return bool(_bits_of(result) == _bits_of(second_result))
     except NotSavableError:
         return True
 
 
 def _bits_of(result: Any) -> Any:
-    """Returns a value that is equal for equal results; raises NotSavableError."""
+    """Returns a value that compares equal for bitwise equal results.
+
+    Raises:
+        NotSavableError: the result contains an object of an unknown type.
+    """
     encoded = Encoder(lambda value: None).encode(result)
 
     def bits(value: Any) -> Any:
@@ -159,15 +174,18 @@ def _bits_of(result: Any) -> Any:
 
 
 class _SeedProxy:
-    """Replaces torch's generator in `torch.random`, to notice a read of its seed, which moves nothing."""
+    """Stands for torch's generator in `torch.random`, to notice reads of its seed.
+
+    Reading a seed, as `torch.initial_seed()` does, doesn't change the generator's state.
+    """
 
     names: frozenset[str] = frozenset()
 
-    def call(self, read: Read, what: Any, seed: Seed | None) -> Any:
-        """Reads while it is in place."""
+    def call(self, read: Read, argument: Any, seed: Seed | None) -> Any:
+        """Calls `read` with torch's generator replaced."""
         torch.random.default_generator = self  # type: ignore[attr-defined, assignment]
         try:
-            return read(what, seed)
+            return read(argument, seed)
         finally:
             torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""The feed: takes training batches from a data loader, as many on every rank."""
+"""The feed: takes training batches from a data loader, the same number on every rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ NO_SAMPLES = Count(0, 0)
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """Batches that were read and not trained on: by the feed, and by its source."""
+    """Batches that were read but not trained on yet.
+
+    Attributes:
+        peeked: batches read by the feed.
+        of_source: batches read by the feed's source.
+    """
 
     peeked: list[Any]
     of_source: list[Any]
@@ -41,16 +46,17 @@ class FeedState:
     """The position of a rank in its data.
 
     Attributes:
-        kind: of the source of the batches.
+        kind: the kind of the source of the batches.
         used: whether an epoch has ever begun.
         under_way: whether an epoch has begun and not ended.
-        num_taken: the batches that were taken of the epoch, repeated ones included.
-        num_padding: how many of these repeated another, because other ranks had more.
-        num_batches: of an epoch; None if some rank doesn't know.
+        epoch: the number of the epoch.
+        num_taken: the number of batches that were taken in the epoch, including padding.
+        num_padding: the number of these that repeated a batch, because other ranks had more.
+        num_batches: the number of batches of an epoch; None if a rank doesn't know.
         world_size: the number of ranks that share the data.
-        first: the first batch of the epoch, where the source can't read it again.
-        ahead: None if the source reads the same batches again.
-        position: of the source.
+        first: the first batch of the epoch, if the source can't read it again.
+        ahead: batches read ahead; None if the source reads the same batches again.
+        position: the position of the source.
     """
 
     kind: str
@@ -74,28 +80,28 @@ class FeedsState:
 
 
 class Feed:
-    """Yields batches of a data loader, epoch after epoch, and knows whether there is another.
+    """Yields batches of a data loader, epoch after epoch, and knows whether another batch follows.
 
-    A loader with a known length is asked for a batch when it is needed; any other is asked for the
-    next one when everything that follows the batch before it is done.
+    If the loader's length is known, a batch is fetched when it is needed. Otherwise the next batch is
+    fetched as soon as all work on the previous batch is done, to know whether there is one.
 
     Args:
         dataloader: any iterable of batches.
-        processes: the ranks, each with a loader of its own. Collective: every rank must build it.
-        uneven: how to handle batches that some ranks have and others don't. pad: an exhausted rank
-            repeats its first batch with weight 0; drop: they are left out; error: they are an error.
-        sample_seed: what random draws of a data set are tied to; None leaves them alone.
-        counts_samples: whether a batch counts for its samples alone.
+        processes: the ranks, each with its own loader. Collective: every rank must build its feed.
+        uneven: how to handle batches that not all ranks have. pad: an exhausted rank repeats its
+            first batch with weight 0; drop: the batches are left out; error: they are an error.
+        sample_seed: the seed for the random draws of a data set; None doesn't seed them.
+        counts_samples: whether a batch is weighted only by its samples, not by tokens.
 
     Attributes:
         used: whether an epoch has ever begun.
-        num_taken: how many batches of the epoch were taken.
-        num_batches: how many batches an epoch has; None if some loader doesn't know.
-        is_even: whether each batch is known to count for as much on all ranks.
-        is_padding: whether the latest batch only repeats another, and counts for nothing.
+        num_taken: the number of batches that were taken in the epoch.
+        num_batches: the number of batches in an epoch; None if a loader doesn't know its length.
+        is_even: whether each batch is known to have the same weight on all ranks.
+        is_padding: whether the latest batch only repeats a batch, with weight 0.
 
     Raises:
-        TaskError: the lengths differ, and that is an error.
+        TaskError: the lengths differ, and `uneven` is "error".
     """
 
     def __init__(
@@ -121,12 +127,14 @@ class Feed:
         self._peeked: list[Any] = []
         self._latest: Any = None
         self._loaded_ahead: ReadAhead | None = None
-        self._epoch = self.num_taken = self._num_own = 0  # the rest of them is padding
+        self._epoch = 0
+        self.num_taken = 0
+        self._num_own = 0  # batches taken, without padding
         self.is_padding = self._is_loaded = False
 
     @property
     def resume_risks(self) -> tuple[str, ...]:
-        """Why a resumed run may get other batches, one reason per data loader."""
+        """The reasons why a resumed run may get other batches, at most one per data loader."""
         return self._source.resume_risks
 
     @property
@@ -138,7 +146,7 @@ class Feed:
         """Begins an epoch, and calls `set_epoch` of its samplers.
 
         Raises:
-            TaskError: it has no batch, so that epochs would pass, or never end, without training.
+            TaskError: the epoch has no batch. Epochs would pass, or never end, without training.
         """
         self._loader.set_epoch(epoch)
         self._iterator = self._source.batches(epoch)
@@ -147,15 +155,16 @@ class Feed:
         self._num_own = 0
         self._epoch = epoch
         self.used = True
-        self._learn_lengths()  # a sampler, or other ranks before, may have made another number
+        # The length may change: a sampler's may depend on the epoch, or on a resumed order.
+        self._learn_lengths()
         if not self._has_own():
             raise no_batch_in_epoch(self._loader, epoch)
 
     def has_next(self) -> bool:
-        """Returns whether the epoch has another batch. Collective, with one answer on all ranks.
+        """Returns whether the epoch has another batch. Collective; the answer is the same on all ranks.
 
         Raises:
-            TaskError: some ranks have one and others don't, and `uneven` is "error".
+            TaskError: only some ranks have another batch, and `uneven` is "error".
         """
         if self.num_batches is not None:
             return self.num_taken < self.num_batches
@@ -166,7 +175,7 @@ class Feed:
         return num_with == world_size if self._uneven == "drop" else num_with > 0
 
     def has_ended(self) -> bool:
-        """Returns whether the epoch is exhausted; a batch that it peeks at counts as not taken."""
+        """Returns whether the epoch is exhausted. A batch that is fetched for this isn't taken yet."""
         if not self._peeked:
             self._source.before_peek(self._num_own)
         return not self.has_next()
@@ -179,8 +188,10 @@ class Feed:
         self.is_padding = not self._peeked if length is None else self.num_taken >= length
         batch = self._first
         if self.is_padding and batch is None:
-            what = "the checkpoint couldn't hold the batch that this rank, out of data, repeats"
-            raise TaskError(what, fix="resume from a checkpoint at the end of an epoch")
+            message = (
+                "the checkpoint lacks the batch that this rank, which has no data left, repeats"
+            )
+            raise TaskError(message, fix="resume from a checkpoint at the end of an epoch")
         try:
             if not self.is_padding:
                 batch = self._peeked.pop() if self._peeked else next(self._iterator)
@@ -193,14 +204,15 @@ class Feed:
         self._latest = batch
         self.num_taken += 1
         if self._keeps_first and self._first is None:
-            self._first = microbatches_of(batch)[0]  # it counts for nothing: one part will do
+            # As padding it has weight 0, so a single microbatch is enough.
+            self._first = microbatches_of(batch)[0]
         return batch
 
     def put_back(self) -> None:
-        """Has the batch that was taken last taken again.
+        """Undoes the last call of `next`, so that the next call returns this batch again.
 
-        It is read again, as in a resumed run. Where the loader can't seek, it is the same object, in
-        which plugins may have changed tensors in place.
+        The batch is read again, as in a resumed run. If the loader can't seek, it is the same object,
+        in which plugins may have changed tensors in place.
         """
         self.num_taken -= 1
         if self.is_padding:
@@ -212,7 +224,7 @@ class Feed:
             self._read_again()
 
     def end_epoch(self) -> None:
-        """Ends the epoch, and drops the rest of it."""
+        """Ends the epoch; its remaining batches aren't read."""
         self._iterator = None
         self._peeked = []
         self._first = None
@@ -220,7 +232,7 @@ class Feed:
         self._is_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's position; batches that were only fetched count as not taken."""
+        """Returns this rank's position. Batches that were fetched but not taken will be read again."""
         num_own = self._num_own if self.under_way else None
         saved = FeedState(
             kind=self._source.kind,
@@ -238,7 +250,7 @@ class Feed:
         return as_dict(saved)
 
     def _ahead(self) -> ReadAhead | None:
-        """Returns what was read and not taken; None if the source reads the same batches again."""
+        """Returns the batches read but not taken; None if the source would read the same ones again."""
         if not self._source.draws_when_read:
             return None
         return ReadAhead([*self._peeked], self._source.ahead)
@@ -255,13 +267,13 @@ class Feed:
         self.used = saved.used
         self._epoch = saved.epoch
         if self._has_other_ranks(saved) and not self._source.suits_any_ranks:
-            return  # between epochs: every rank starts the next one
+            return  # between epochs, where every rank starts the next epoch
         self._is_loaded = under_way
         self.num_taken = saved.num_taken
         self._num_own = self.num_taken - saved.num_padding
         self._first = saved.first
         self._loaded_ahead = saved.ahead
-        if self.used:  # else the first epoch hasn't been told, and will be as it starts
+        if self.used:  # otherwise the start of the first epoch sets it
             self._loader.set_epoch(self._epoch)
         with kept_generators():
             num_own = self._num_own if under_way else None
@@ -280,7 +292,7 @@ class Feed:
         return saved.world_size != self._processes.data_world_size
 
     def _require_kind(self, saved: FeedState) -> None:
-        """Checks that this loader is of the saved kind, and fits the number of ranks."""
+        """Raises TaskError unless this loader is of the saved kind and suits the number of ranks."""
         if saved.kind != self._source.kind:
             raise TaskError(
                 f"the run was begun with another kind of train data loader: {saved.kind}, "
@@ -289,33 +301,33 @@ class Feed:
             )
         is_free = not saved.under_way or self._source.suits_any_ranks
         if self._has_other_ranks(saved) and not is_free:
-            now = self._processes.data_world_size
-            all_now = self._processes.world_size
-            ranks = f"{saved.world_size} {'ranks' if now == all_now else 'data ranks'}"
+            num_data_ranks = self._processes.data_world_size
+            num_ranks = self._processes.world_size
+            ranks = f"{saved.world_size} {'ranks' if num_data_ranks == num_ranks else 'data ranks'}"
             raise TaskError(
-                f"the run was stopped in mid-epoch with {ranks}, and only they "
-                f"know where their data loaders were; now it has {now}",
+                f"the run was stopped in mid-epoch with {ranks}, and only these "
+                f"know the positions of their data loaders; now it has {num_data_ranks}",
                 fix=f"resume with {ranks}, or from a checkpoint at the end of an epoch",
             )
 
     def _rest(self) -> Iterator[Any]:
-        """Returns an iterator over the rest of the loaded epoch."""
+        """Returns an iterator over the remaining batches of the loaded epoch."""
         assert self._is_loaded
         ahead = self._loaded_ahead
         self._loaded_ahead = None
         self._peeked = [] if ahead is None else list(ahead.peeked)
-        rest = self._source.batches(self._epoch, self._num_own + len(self._peeked))
+        remaining_batches = self._source.batches(self._epoch, self._num_own + len(self._peeked))
         if ahead is not None:
             self._source.ahead = list(ahead.of_source)
         if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
                 self._first = microbatches_of(self._source.first())[0]
-        return rest
+        return remaining_batches
 
     def _has_own(self) -> bool:
         if self._own_length is not None:
             return self.num_taken < self._own_length
-        if self._iterator is None:  # asked for its length, some raise
+        if self._iterator is None:
             self._iterator = self._rest()
         if not self._peeked:
             try:
@@ -326,14 +338,14 @@ class Feed:
         return bool(self._peeked)
 
     def _rewind(self, error: BaseException) -> None:
-        """Has the batch that failed read again by another fit, as in a resumed run."""
+        """Makes another fit read the failed batch again, as in a resumed run."""
         batch = self.num_taken + 1
         error.add_note(f"raised by the train data loader, at batch {batch} of its epoch")
-        with suppress(Exception):  # the first failure is the one to tell of
+        with suppress(Exception):  # a second failure must not hide the first
             self._read_again()
 
     def _read_again(self) -> None:
-        """Has the loader go on after the batches that are counted as taken, as in a resumed run."""
+        """Makes the loader continue after the batches that were taken, as in a resumed run."""
         with kept_generators():
             position = self._source.state_dict(self._num_own)
             self._source.load_state_dict(position, self._epoch, self._num_own)
@@ -343,9 +355,11 @@ class Feed:
     def _learn_lengths(self) -> None:
         self._own_length = self._source.num_batches
         sizes = self._source.even_sizes if self._counts_samples else None
-        of_ranks = self._processes.all_gather((self._own_length, sizes))
-        self.is_even = sizes is not None and all(one == of_ranks[0] for one in of_ranks)
-        self.num_batches = self._agreed_length([length for length, _ in of_ranks])
+        all_lengths = self._processes.all_gather((self._own_length, sizes))
+        self.is_even = sizes is not None and all(
+            rank_lengths == all_lengths[0] for rank_lengths in all_lengths
+        )
+        self.num_batches = self._agreed_length([length for length, _ in all_lengths])
         may_pad = self.num_batches is None or self.num_batches != self._own_length
         self._keeps_first = self._pads and may_pad
 
@@ -357,10 +371,10 @@ class Feed:
         return min(lengths) if self._uneven == "drop" else max(lengths)
 
 
-def _uneven(what: str) -> TaskError:
+def _uneven(message: str) -> TaskError:
     return TaskError(
-        what,
-        fix="set uneven to pad (an exhausted rank repeats a batch, which counts for nothing) or to "
+        message,
+        fix="set uneven to pad (an exhausted rank repeats a batch with weight 0) or to "
         "drop (batches that not all ranks have are left out)",
     )
 
@@ -369,9 +383,9 @@ class Feeds:
     """The feed of the run's current train data loader.
 
     Attributes:
-        was_rebuilt: whether another data loader has replaced the first.
-        was_assigned: whether a plugin has put it in place of one that was trained on, by an assignment
-            to `state.train_dataloader`; a resumed run builds the one before.
+        was_rebuilt: whether the first data loader was replaced.
+        was_assigned: whether a plugin replaced a loader that was trained on by assigning
+            `state.train_dataloader`; a resumed run builds the previous loader.
     """
 
     def __init__(self, hooks: Plans, processes: Processes) -> None:
@@ -392,18 +406,20 @@ class Feeds:
         state.train_dataloader = dataloader
         settings = state.settings
         sample_seed = settings.seed if settings.seed_samples else None
-        # Methods of the core, if no plugin or task implements or wraps them.
+        # A plan is a method of the core if no plugin or task implements or wraps the action.
         hooks = self._hooks
         actions = (hooks.count_batch, hooks.split_batch, hooks.weigh_microbatch)
-        counts = all(isinstance(one, MethodType) for one in actions) and not may_weigh_tokens(state)
+        counts = all(isinstance(action, MethodType) for action in actions) and not may_weigh_tokens(
+            state
+        )
         args = (dataloader, self._processes, settings.uneven, sample_seed)
         self._feed = Feed(*args, counts_samples=counts)
         state.num_batches = self._feed.num_batches
-        if not self.was_rebuilt and state.epoch_length is None:  # else a resumed run has it
+        if not self.was_rebuilt and state.epoch_length is None:  # a resumed run has it already
             state.epoch_length = state.num_batches
 
     def of_epoch(self, state: State) -> Feed:
-        """Returns the feed of the current or next epoch; rebuilt if a plugin asks for it."""
+        """Returns the feed of the current or next epoch, rebuilt if a plugin asks for it."""
         feed = self._feed
         between = feed is not None and feed.used and not feed.under_way
         if between and self._hooks.should_rebuild_dataloader(state):
@@ -421,7 +437,7 @@ class Feeds:
         return self.was_assigned or is_new
 
     def are_ahead_of(self, clock: Clock) -> bool:
-        """Returns whether a batch was taken and not trained on."""
+        """Returns whether a batch was taken but not trained on."""
         feed = self._feed
         return feed is not None and feed.under_way and feed.num_taken != clock.batch_in_epoch
 

@@ -1,4 +1,4 @@
-"""Data that are tensors in memory: a batch is read with one gather, not sample by sample."""
+"""Data sets of tensors in memory: a batch is read with one gather instead of sample by sample."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from torch.utils.data import (
 def tensors(
     *arrays: Any, batch_size: int, shuffle: bool = False, drop_last: bool = False
 ) -> DataLoader[Any]:
-    """Returns a data loader over arrays that lie in memory.
+    """Returns a data loader over arrays in memory.
 
     Args:
         arrays: tensors, NumPy arrays or lists of numbers, a sample per row: `tensors(x, y, ...)` for
-            batches `[x, y]`; one mapping of them for batches that are mappings. They aren't copied.
+            batches `[x, y]`; a single mapping for batches that are mappings. They aren't copied.
         batch_size: samples per batch.
-        shuffle: whether each epoch has an order of its own.
-        drop_last: whether a last, smaller batch is left out.
+        shuffle: whether to shuffle the samples in each epoch.
+        drop_last: whether to leave out a last, smaller batch.
 
     Raises:
-        ValueError: there is no array, or they differ in length.
+        ValueError: there is no array, or the arrays differ in length.
     """
     named = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], Mapping) else None
-    columns = [torch.as_tensor(one) for one in (arrays if named is None else named.values())]
-    lengths = [len(one) if one.ndim else None for one in columns]
+    columns = [torch.as_tensor(column) for column in (arrays if named is None else named.values())]
+    lengths = [len(column) if column.ndim else None for column in columns]
     if not columns or None in lengths or len(set(lengths)) > 1:
-        shapes = ", ".join(str(tuple(one.shape)) for one in columns) or "none"
-        raise ValueError(f"tensors() takes arrays with as many rows each, got shapes: {shapes}")
+        shapes = ", ".join(str(tuple(column.shape)) for column in columns) or "none"
+        raise ValueError(f"tensors() takes arrays with equal numbers of rows, got shapes: {shapes}")
     dataset: Any = TensorDataset(*columns)
     if named is not None:
         dataset = StackDataset(**dict(zip(named, columns, strict=True)))
@@ -48,9 +48,10 @@ def tensors(
 
 
 def gathering(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
-    """Returns a data set and a collate function that make the same batches, with one gather each.
+    """Returns a data set and a collate function that make the same batches with one gather each.
 
-    A data set that isn't made of tensors alone, or has another collate function, stays as it is.
+    Both are returned unchanged if the data set doesn't consist of tensors, or if the collate function
+    isn't torch's default.
     """
     if collate_fn is not default_collate or not _is_gatherable(dataset):
         return dataset, collate_fn
@@ -58,12 +59,12 @@ def gathering(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
 
 
 class StandIn:
-    """Wraps a map-style data set; attributes that aren't among its `own` are the data set's."""
+    """Wraps a map-style data set; other attributes than the given ones are the data set's."""
 
     __slots__ = ("_dataset",)
 
-    def __init__(self, dataset: Any, **own: Any) -> None:
-        for name, value in {"_dataset": dataset, **own}.items():
+    def __init__(self, dataset: Any, **attributes: Any) -> None:
+        for name, value in {"_dataset": dataset, **attributes}.items():
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +84,7 @@ class StandIn:
 
 
 class GatheredDataset(StandIn):
-    """Tensors in memory that are read a batch at a time."""
+    """A data set of tensors in memory that reads a batch at a time."""
 
     __slots__ = ()
 
@@ -98,57 +99,59 @@ class GatheredDataset(StandIn):
 
 
 class Gathered(NamedTuple):
-    """A batch that needs no collate function."""
+    """A batch that is already collated."""
 
     batch: Any
 
 
 def collate_gathered(samples: Any) -> Any:
-    """Makes a batch, as `default_collate` does, of what isn't one already."""
+    """Collates samples as `default_collate` does; returns the batch of a `Gathered`."""
     return samples.batch if type(samples) is Gathered else default_collate(samples)
 
 
 def _is_gatherable(dataset: Any) -> bool:
     kind = type(dataset)
     if kind is Tensor:
-        # Stacking the rows of any other tensor has other strides or gradients.
+        # For any other tensor, stacking the rows gives other strides or gradients than a gather.
         strided = dataset.layout == torch.strided and not dataset.is_nested
         return bool(strided and dataset.ndim and dataset.is_contiguous()) and not (
             dataset.requires_grad or dataset.is_conj() or dataset.is_neg()
         )
-    parts = dataset.tensors if kind is TensorDataset else parts_of(dataset)
-    return bool(parts) and all(map(_is_gatherable, parts))
+    components = dataset.tensors if kind is TensorDataset else parts_of(dataset)
+    return bool(components) and all(map(_is_gatherable, components))
 
 
 def parts_of(dataset: Any) -> Sequence[Any]:
-    """Returns the data sets that one of torch's own is made of; [] of any other."""
+    """Returns the data sets inside one of torch's wrappers; [] for any other data set."""
     if type(dataset) is Subset:
         return [dataset.dataset]
-    parts = dataset.datasets if type(dataset) in (ConcatDataset, StackDataset) else []
-    return list(parts.values()) if isinstance(parts, Mapping) else parts
+    datasets = dataset.datasets if type(dataset) in (ConcatDataset, StackDataset) else []
+    return list(datasets.values()) if isinstance(datasets, Mapping) else datasets
 
 
 def datasets_of(dataset: Any) -> list[Any]:
-    """Returns a data set and those that it is made of, if it is one of torch's own wrappers."""
+    """Returns a data set and, if it is one of torch's wrappers, all data sets inside it."""
     return [dataset, *itertools.chain.from_iterable(map(datasets_of, parts_of(dataset)))]
 
 
 def _gather(dataset: Any, indices: Sequence[int]) -> Any:
-    """Returns what `default_collate` makes of the samples of these indices."""
+    """Returns the same batch as `default_collate` of the samples at these indices."""
     if min(indices) < 0:
-        raise IndexError  # `index_select` doesn't count from the end
+        raise IndexError  # `index_select` doesn't support negative indices
     kind = type(dataset)
     if kind is Subset:
-        return _gather(dataset.dataset, [dataset.indices[one] for one in indices])
+        return _gather(dataset.dataset, [dataset.indices[index] for index in indices])
     if kind is ConcatDataset:
         return _gather_parts(dataset, indices)
     rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
     if kind is Tensor:
         return dataset.index_select(0, rows.to(dataset.device))
-    parts = dataset.tensors if kind is TensorDataset else parts_of(dataset)
+    columns_or_datasets = dataset.tensors if kind is TensorDataset else parts_of(dataset)
     columns = [
-        one.index_select(0, rows.to(one.device)) if type(one) is Tensor else _gather(one, indices)
-        for one in parts
+        index.index_select(0, rows.to(index.device))
+        if type(index) is Tensor
+        else _gather(index, indices)
+        for index in columns_or_datasets
     ]
     if kind is StackDataset and isinstance(dataset.datasets, Mapping):
         return dict(zip(dataset.datasets, columns, strict=True))
@@ -158,11 +161,11 @@ def _gather(dataset: Any, indices: Sequence[int]) -> Any:
 def _gather_parts(dataset: ConcatDataset[Any], indices: Sequence[int]) -> Any:
     firsts = [0, *dataset.cumulative_sizes]
     rows_of: dict[int, list[int]] = {}
-    for row, one in enumerate(indices):
-        rows_of.setdefault(bisect.bisect_right(firsts, one) - 1, []).append(row)
+    for row, index in enumerate(indices):
+        rows_of.setdefault(bisect.bisect_right(firsts, index) - 1, []).append(row)
     batches = [
-        _gather(dataset.datasets[part], [indices[row] - firsts[part] for row in rows])
-        for part, rows in rows_of.items()
+        _gather(dataset.datasets[dataset_idx], [indices[row] - firsts[dataset_idx] for row in rows])
+        for dataset_idx, rows in rows_of.items()
     ]
     order = torch.tensor([row for rows in rows_of.values() for row in rows]).argsort()
     return batches[0] if len(batches) == 1 else _joined(batches, order)
@@ -173,5 +176,5 @@ def _joined(batches: list[Any], order: Tensor) -> Any:
     if isinstance(batches[0], Tensor):
         return torch.cat(batches)[order.to(batches[0].device)]
     if isinstance(batches[0], dict):
-        return {key: _joined([one[key] for one in batches], order) for key in batches[0]}
+        return {key: _joined([batch[key] for batch in batches], order) for key in batches[0]}
     return [_joined(list(column), order) for column in zip(*batches, strict=True)]

@@ -1,4 +1,4 @@
-"""Iterables of a user's own: the objects in them are restored, taken batches read again."""
+"""Sources for other iterables: to resume, their objects are restored and taken batches read again."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _ROOT = "dataloader"
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A data loader that shows which batches it has read and not yielded, so that they are saved.
+    """A data loader that exposes the batches it has read but not yielded, so that they are saved.
 
     Attributes:
-        ahead: these batches, in order; may be replaced by as many others while it is iterated over.
+        ahead: these batches, in order. While the loader is iterated over, it may be set to as many
+            others.
     """
 
     ahead: list[Any]
@@ -41,11 +42,11 @@ class ReadsAhead(Protocol):
 
 @contextmanager
 def restored_loader_state(dataloader: Any) -> Iterator[None]:
-    """Leaves the generators, samplers and positions of a data loader as it found them.
+    """Restores the generators, samplers and position of a data loader on exit.
 
-    The global generators aren't among them.
+    The global generators aren't restored.
     """
-    # torchdata's loader would start workers to return its position; its data set is looked at.
+    # torchdata's loader would start workers to return its position, so its data set is walked instead.
     is_stateful = isinstance(dataloader, Stateful) and not isinstance(dataloader, DataLoader)
     position = copy.deepcopy(dataloader.state_dict()) if is_stateful else {}
     with restored_objects(dataloader=dataloader):
@@ -57,7 +58,7 @@ def restored_loader_state(dataloader: Any) -> Iterator[None]:
 class IterableSource(Source):
     """Any other iterable: to resume, the batches that were taken are read again and dropped.
 
-    Its own counters aren't saved: it has no methods to get and set them.
+    The counters of its iterators aren't saved, because there are no methods to get and set them.
     """
 
     kind = "iterable"
@@ -74,9 +75,9 @@ class IterableSource(Source):
         self._first: Any = None
         self._name = f"a {type(getattr(dataloader, 'dataset', dataloader)).__name__}"
         iterators = [path.removeprefix(_ROOT + ".") for path in self._state.iterators]
-        held = ", ".join(f"`{path}`" for path in iterators)
-        why = f" that holds {held}, whose position isn't saved" if held else ""
-        self.resume_risks = (f"{self._name}{why}",)
+        iterator_names = ", ".join(f"`{path}`" for path in iterators)
+        risk = f" that holds {iterator_names}, whose position isn't saved" if iterator_names else ""
+        self.resume_risks = (f"{self._name}{risk}",)
 
     def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
         if num_taken is None:
@@ -90,12 +91,14 @@ class IterableSource(Source):
                 self._first = self._first if num_read else batch
                 num_read += 1
         if num_read < num_taken:
-            what = f"{self._name} yielded {num_read} batches, of which {num_taken} had been taken"
-            raise TaskError(what, fix=USED_UP)
+            message = (
+                f"{self._name} yielded {num_read} batches, of which {num_taken} had been taken"
+            )
+            raise TaskError(message, fix=USED_UP)
         if num_read:
             warnings.warn(
                 f"{num_read} batches were read again to resume in mid-epoch: {self._name} has no "
-                "state_dict and load_state_dict, by which it could begin at a later one"
+                "state_dict and load_state_dict to begin at a later batch"
                 + self._lost_in_workers(),
                 stacklevel=2,
             )
@@ -119,12 +122,12 @@ class IterableSource(Source):
         if saved.num_workers != self._num_workers:
             raise TaskError(
                 f"the run was stopped in mid-epoch with num_workers={saved.num_workers}, and an "
-                f"iterable data set gives other batches with {self._num_workers}",
+                f"iterable data set yields other batches with {self._num_workers}",
                 fix=f"set num_workers={saved.num_workers} for the train data loader, or resume "
                 "from a checkpoint at the end of an epoch",
             )
         self._order.start = None if saved.start is None else dict(saved.start)
-        # Now, so that a state that doesn't fit is refused before the first batch is needed.
+        # Loaded now, so that a state that doesn't fit raises before the first batch is needed.
         self._state.load_state_dict(saved.start or {})
 
     def first(self) -> Any:
@@ -143,4 +146,4 @@ class IterableSource(Source):
     def _lost_in_workers(self) -> str:
         if not self._num_workers:
             return ""
-        return "; what its copies in worker processes count starts anew"
+        return "; counters of its copies in worker processes start from zero"

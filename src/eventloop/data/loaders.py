@@ -1,7 +1,7 @@
-"""The kinds of data loaders: what each is made of, how long it is, and how ranks share its data.
+"""The kinds of data loaders: their samplers and lengths, and how ranks share their data.
 
-A data loader is looked at once, by `loader_of`. Whatever depends on its kind is a method of the result.
-`combined.py` has the kinds that eventloop itself makes.
+Only `loader_of` looks at the type of a data loader; everything that depends on the type is a method of
+the resulting `Loader`. `combined.py` has the data loaders that eventloop itself provides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def loader_of(dataloader: Any) -> Loader:
-    """Returns what is known of a data loader: any iterable of batches."""
+    """Returns the `Loader` for a data loader, which may be any iterable of batches."""
     if isinstance(dataloader, Loader):
         return dataloader
     if isinstance(dataloader, DataLoader):
@@ -45,16 +45,16 @@ def loader_of(dataloader: Any) -> Loader:
 
 
 class Loader:
-    """A data loader of any kind. This class is an iterable of which nothing else is known.
+    """A data loader of any kind. This base class is for an iterable of unknown type.
 
     Args:
-        dataloader: what is iterated over.
+        dataloader: the iterable of batches.
 
     Attributes:
         is_endless: whether it has no end.
-        is_sharded_here: whether `training_shard` gives each rank its part, for which all ranks need
+        is_sharded_here: whether `training_shard` gives each rank its shard, for which all ranks need
             the same data.
-        may_shard_itself: whether only the loader itself can do so; whether it does isn't known.
+        may_shard_itself: whether only the loader itself could shard its data; it may not do so.
     """
 
     is_endless = False
@@ -66,16 +66,16 @@ class Loader:
 
     @property
     def dataloader(self) -> Any:
-        """What is iterated over."""
+        """The iterable of batches."""
         return self._dataloader
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has; None where that can't be relied on."""
+        """The number of batches in an epoch; None if it isn't known for certain."""
         return None
 
     def innermost(self) -> Iterator[Loader]:
-        """Yields the loaders that a combined one is made of; the loader itself if it isn't combined."""
+        """Yields the loaders inside a combined loader; the loader itself if it isn't combined."""
         yield self
 
     def fresh_copy(self) -> Any:
@@ -88,8 +88,8 @@ class Loader:
         """Returns the source of training batches, which begins at any batch of an epoch.
 
         Args:
-            processes: the ranks, each with a loader of its own.
-            sample_seed: what the draws of a map-style data set are tied to; None leaves them alone.
+            processes: the ranks, each with its own loader.
+            sample_seed: the seed for the draws of a map-style data set; None doesn't seed them.
         """
         if self._saves_position:
             return StatefulSource(self)
@@ -100,29 +100,29 @@ class Loader:
         return isinstance(self.dataloader, Stateful)
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls `set_epoch` of its samplers, of those within them, and of its data set."""
+        """Calls `set_epoch` of its samplers, including nested ones, and of its data set."""
         dataset = getattr(self.dataloader, "dataset", None)
-        # Inner samplers first: one around them may have set another epoch for them.
-        for part in (*reversed(self._samplers()), dataset):
-            if (set_epoch := getattr(part, "set_epoch", None)) is not None:
+        # Inner samplers first: an outer sampler's set_epoch may set another epoch for them.
+        for target in (*reversed(self._samplers()), dataset):
+            if (set_epoch := getattr(target, "set_epoch", None)) is not None:
                 set_epoch(epoch)
 
     def _samplers(self) -> list[Any]:
-        """Returns its batch sampler, its sampler, and those that they are made of."""
+        """Returns its batch sampler, its sampler, and the samplers inside them."""
         samplers = {}
         for name in ("batch_sampler", "sampler"):
             for sampler in samplers_of(getattr(self.dataloader, name, None)):
                 samplers[id(sampler)] = sampler
         return list(samplers.values())
 
-    # Called for each batch: bound, it is the function itself, without a call around it.
+    # A static method, because it is called for each batch: it is the function itself.
     num_samples = staticmethod(num_samples)
 
     def split(self, batch: Any, size: int) -> list[Any]:
-        """Splits a batch into microbatches of `size` samples, the last smaller.
+        """Splits a batch into microbatches of `size` samples; the last may be smaller.
 
         Raises:
-            TaskError: it can't be split.
+            TaskError: the batch can't be split.
         """
         return split(batch, size)
 
@@ -132,7 +132,8 @@ class Loader:
         """Returns the data loader of this rank's shard.
 
         Args:
-            seed: what all ranks draw an order from; the run's unless given.
+            state: has the rank and the settings.
+            seed: the seed from which all ranks draw the order; by default the run's.
 
         Raises:
             TaskError: there are fewer samples than ranks, or a sampler has no length.
@@ -142,23 +143,23 @@ class Loader:
     def evaluation_shard(self, state: State) -> Any:
         """Returns a data loader of this rank's shard, so that all ranks together see each sample once.
 
-        A set of fewer samples than ranks, and an iterable that can't be sharded, stay whole.
+        A data set with fewer samples than ranks isn't sharded, nor is an iterable of unknown type.
         """
         return self.dataloader
 
     def is_smaller_than(self, world_size: int) -> bool:
-        """Returns whether there are fewer samples than ranks, so that each rank evaluates all of them."""
+        """Returns whether there are fewer samples than ranks; then each rank evaluates all of them."""
         return False
 
     # How evaluation reads it
 
     def for_evaluation(self) -> Any:
-        """Returns a data loader with the same batches, read in the fastest way, whose errors say where."""
+        """Returns a data loader with the same batches that is faster and names samples in errors."""
         return self.dataloader
 
 
 class BatchList(Loader):
-    """A sequence of batches, of which each rank takes every `world_size`-th."""
+    """A sequence of batches; each rank takes every `world_size`-th batch."""
 
     is_sharded_here = True
     may_shard_itself = False
@@ -172,7 +173,7 @@ class BatchList(Loader):
 
     def training_shard(self, state: State, seed: int | None = None) -> Any:
         if isinstance(self.dataloader, tuple) and not self.dataloader:
-            return self.dataloader  # of a task that is only evaluated
+            return self.dataloader  # the default of a task that is only evaluated
         _require(len(self.dataloader), state.data_world_size, "batch", "batches")
         return self.dataloader[state.data_rank :: state.data_world_size]
 
@@ -190,16 +191,17 @@ class IterableLoader(Loader):
 
     @property
     def _saves_position(self) -> bool:
-        # torchdata's loader seeks if its data set is stateful; else it reads from the start, and may
-        # miscount when it does so twice (0.11).
+        # torchdata's loader seeks if its data set is stateful. Otherwise it reads from the start, and
+        # may miscount if it does so twice (0.11).
         return super()._saves_position and isinstance(self.dataloader.dataset, Stateful)
 
     def fresh_copy(self) -> Any:
-        # Workers that persist would be reused by `iter`; those of a copy end with it.
+        # `iter` would reuse persistent workers of the loader; the workers of a copy end with it.
         return copy.copy(self.dataloader)
 
     def for_evaluation(self) -> Any:
-        # The data set has no length to compare; a StopIteration of its collate function would end it.
+        # A StopIteration of the collate function would silently end the evaluation, and there is no
+        # length to compare the number of batches with.
         collate_fn = self.dataloader.collate_fn
         if collate_fn in (default_collate, default_convert):
             return self.dataloader
@@ -207,9 +209,9 @@ class IterableLoader(Loader):
 
 
 class MapStyleLoader(IterableLoader):
-    """A `DataLoader`, or one like it, over a map-style data set, sharded by another sampler.
+    """A `DataLoader`, or a similar class, over a map-style data set, sharded by replacing its sampler.
 
-    A sampler with `num_replicas` stays, since it shards itself.
+    A sampler with `num_replicas` is kept, because it shards the data itself.
     """
 
     may_shard_itself = False
@@ -220,7 +222,7 @@ class MapStyleLoader(IterableLoader):
 
     @property
     def datasets(self) -> list[Any]:
-        """The data set, and those that it is made of, if it is one of torch's own wrappers."""
+        """The data set and, if it is one of torch's wrappers, all data sets inside it."""
         return datasets_of(self.dataloader.dataset)
 
     @property
@@ -230,29 +232,29 @@ class MapStyleLoader(IterableLoader):
 
     @property
     def num_samples_of_epoch(self) -> int | None:
-        """How many samples the data set has; None where it doesn't say."""
+        """The number of samples of the data set; None if it has no length."""
         dataset = self.dataloader.dataset
         return len(dataset) if isinstance(dataset, Sized) else None
 
     @property
     def has_plain_batches(self) -> bool:
-        """Whether batches are made of its sampler's samples, not by a batch sampler of the user's."""
+        """Whether the loader makes batches of its sampler's samples, without the user's batch sampler."""
         return self.dataloader.batch_size is not None or self.dataloader.batch_sampler is None
 
     @property
     def order_sampler(self) -> Any:
-        """The sampler that decides the order: of samples, or of batches where the user makes them."""
+        """The sampler that decides the order: of samples, or the user's batch sampler."""
         return self.dataloader.sampler if self.has_plain_batches else self.dataloader.batch_sampler
 
     @property
     def num_replicas(self) -> int:
-        """How many ranks a sampler shards for: torch's, or one with `num_replicas`; 0 if none does."""
+        """The number of ranks that a sampler with `num_replicas` shards for; 0 without one."""
         replicas = (getattr(sampler, "num_replicas", None) for sampler in self._samplers())
         return next(filter(None, replicas), 0)
 
     @property
     def is_sharded_here(self) -> bool:  # type: ignore[override]
-        """Whether it has no sampler that shards itself."""
+        """Whether no sampler of it shards the data itself."""
         return not self.num_replicas
 
     def source(self, processes: Processes, sample_seed: int | None) -> Source:
@@ -292,30 +294,33 @@ class MapStyleLoader(IterableLoader):
         return with_gathers(self.dataloader)
 
     def _num_drawn(self) -> int:
-        """Returns how many samples, or batches of the user's own, an epoch draws."""
+        """Returns the number of samples, or of a batch sampler's batches, that an epoch draws."""
         sampler = self.order_sampler
         try:
             return len(sampler)
         except TypeError as error:
             raise TaskError(
                 f"a {type(sampler).__name__} without a length can't be split over ranks",
-                fix="give it `__len__`; or `num_replicas`, if it yields what is this rank's alone",
+                fix="give it `__len__`; or `num_replicas`, if it yields only this rank's samples",
             ) from error
 
 
 def _require(number: int, world_size: int, singular: str, plural: str = "") -> None:
-    """Raises TaskError if there is less than one of something for each rank."""
+    """Raises TaskError if there are fewer samples or batches than ranks."""
     if number < world_size:
-        has = counted(number, singular, plural)
-        most = counted(max(number, 1), "process", "processes")
+        available = counted(number, singular, plural)
+        max_processes = counted(max(number, 1), "process", "processes")
         raise TaskError(
-            f"the train data loader has {has}, fewer than the {world_size} ranks",
-            fix=f"train in {most} at most, or give it more data",
+            f"the train data loader has {available}, fewer than the {world_size} ranks",
+            fix=f"train in {max_processes} at most, or give it more data",
         )
 
 
 def first_batch(dataloader: Any) -> tuple[Any, Any]:
-    """Returns the first batch, None if there is none, and a data loader that still yields it."""
+    """Returns the first batch, or None without one, and a data loader that still yields it.
+
+    An iterator can't be iterated over twice, so it is returned with its first batch put back.
+    """
     iterator = iter(loader_of(dataloader).fresh_copy())
     batch = next(iterator, None)
     if iterator is dataloader and batch is not None:
@@ -324,5 +329,5 @@ def first_batch(dataloader: Any) -> tuple[Any, Any]:
 
 
 def known_length(dataloader: Any) -> int | None:
-    """Returns the number of batches of a data loader; None where that can't be relied on."""
+    """Returns the number of batches of a data loader; None if it isn't known for certain."""
     return loader_of(dataloader).num_batches

@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from eventloop.data.loaders import MapStyleLoader
     from eventloop.distributed.processes import Processes
 
-# More than this in an attribute of a data set is a cache, which a checkpoint isn't made for.
+# A larger attribute of a data set is taken for a cache, which doesn't belong in a checkpoint.
 _MAX_BYTES_OF_DATA = 1024**2
 
 
 class MapStyleSource(Source):
-    """A data loader over a map-style data set: what was taken isn't read again.
+    """A data loader over a map-style data set, which resumes without reading taken batches again.
 
-    A copy of the user's loader is iterated over, with another sampler, and another data set if that
-    may draw.
+    It iterates over a copy of the user's loader, with the sampler replaced by an `Order`, and the data
+    set by a `SeededDataset` if it may draw.
 
     Args:
-        loader: the user's.
-        processes: the ranks, each with a loader of its own.
-        sample_seed: what the draws of the data set are tied to; None leaves them alone.
+        loader: the user's loader.
+        processes: the ranks, each with its own loader.
+        sample_seed: the seed for the draws of the data set; None doesn't seed them.
     """
 
     kind = "map"
@@ -62,10 +62,10 @@ class MapStyleSource(Source):
         self._ranks = processes.data_rank, processes.data_world_size
         self._sampler_name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
         sampler = getattr(dataloader, self._sampler_name)
-        drawn_by = {"sampler": sampler_of_user(sampler), "generator": dataloader.generator}
-        state = SamplingState(drawn_by, loader.datasets)
+        roots = {"sampler": sampler_of_user(sampler), "generator": dataloader.generator}
+        state = SamplingState(roots, loader.datasets)
         self.order = Order(sampler, dataloader.generator, state)
-        # What worker processes change in their copies isn't seen.
+        # Changes that worker processes make to their copies aren't tracked.
         self._data = TrackedObjects(
             {"dataset": dataloader.dataset, "collate_fn": dataloader.collate_fn},
             samplers_of(sampler),
@@ -75,7 +75,7 @@ class MapStyleSource(Source):
         self._seeds: SampleSeeds | None = None
         self._loader_in_order = with_gathers(copy_with(dataloader, **self._own_parts(sample_seed)))
         self._passes = LoaderPasses(self._loader_in_order, self.order)
-        # How many samples a step has; None where the batches are a batch sampler's.
+        # Samples of a step over all ranks; None if the user's batch sampler makes the batches.
         self._own_step_size: int | None = None
         if dataloader.batch_size is not None:
             self._own_step_size = dataloader.batch_size * processes.data_world_size
@@ -85,17 +85,18 @@ class MapStyleSource(Source):
         self._part: RankPart | None = None
 
     def _own_parts(self, sample_seed: int | None) -> dict[str, Any]:
-        """Returns the parts that replace the user's: the order, and seeded data that may draw."""
+        """Returns the attributes to replace in the copied loader: the sampler, and seeded data."""
         dataloader = self._dataloader
-        parts: dict[str, Any] = {self._sampler_name: self.order}
+        replacements: dict[str, Any] = {self._sampler_name: self.order}
         if sample_seed is None:
-            return parts
+            return replacements
         self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
         self.order.marks_repeats = self._map_style.may_draw
-        if hasattr(dataloader, "sample_seeds"):  # it seeds samples by itself, in threads say
-            return parts | {"sample_seeds": self._seeds}
+        # Such a loader seeds samples itself, for example because it reads them in threads.
+        if hasattr(dataloader, "sample_seeds"):
+            return replacements | {"sample_seeds": self._seeds}
         dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
-        return parts | {"dataset": dataset, "collate_fn": collate_fn}
+        return replacements | {"dataset": dataset, "collate_fn": collate_fn}
 
     def _length(self) -> int | None:
         return length_if_known(self._loader_in_order)
@@ -117,7 +118,7 @@ class MapStyleSource(Source):
         if num_taken is not None:
             return self._passes.resume()
         if self._shared["kind"] == "drawn":
-            # One process began the last epoch; these ranks have an order of their own.
+            # The loaded order was a single process's, used to its epoch's end; ranks have their own.
             self._use_order(self._own_order)
         self._set_epoch(epoch)
         self.order.start_epoch()
@@ -146,8 +147,8 @@ class MapStyleSource(Source):
         if num_taken is not None:
             self._require_same(saved)
         self._data.load_state_dict(saved.data)
-        lasts = saved.order["kind"] in SHARED and self._step_size is not None
-        if num_taken is not None or lasts:
+        keeps_order = saved.order["kind"] in SHARED and self._step_size is not None
+        if num_taken is not None or keeps_order:
             self._use_order(saved.order)
         self._set_epoch(epoch)
         if num_taken is None:
@@ -155,24 +156,24 @@ class MapStyleSource(Source):
             return
         if not self._dataloader.in_order and self._dataloader.num_workers > 1:
             warnings.warn(
-                "the train data loader has in_order=False: which batches were trained on depends "
-                "on the speed of its workers, so that some may be repeated or left out now",
+                "the train data loader has in_order=False: the batches that were trained on depend "
+                "on the speed of its workers, so some batches may be repeated or left out now",
                 stacklevel=2,
             )
-        # Other ranks had other shards of the same order.
+        # With another number of ranks, this rank had another shard, with another checksum.
         checksum = saved.check if saved.world_size == self._ranks[1] else None
         reads_ahead = self._dataloader.num_workers > 0
         self.order.seek(saved.start, self._own(num_taken), checksum, reads_ahead=reads_ahead)
 
     def _own(self, num_taken: int) -> int:
-        """Returns how many batches of its own this rank took; the rest was padding."""
+        """Returns the number of batches that this rank took without padding."""
         length = self._length()
         return num_taken if length is None else min(num_taken, length)
 
     def first(self) -> Any:
-        alone = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
-        parts = {"persistent_workers": False, self._sampler_name: [self.order.first]}
-        return next(iter(copy_with(self._loader_in_order, **alone, **parts)))
+        in_this_process = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
+        replacements = {"persistent_workers": False, self._sampler_name: [self.order.first]}
+        return next(iter(copy_with(self._loader_in_order, **in_this_process, **replacements)))
 
     def _set_epoch(self, epoch: int) -> None:
         if self._seeds is not None:
@@ -181,7 +182,7 @@ class MapStyleSource(Source):
             self._part.set_epoch(epoch)
 
     def _use_order(self, order: Saved) -> None:
-        """Draws from a saved order, which another number of ranks may have begun."""
+        """Switches to a saved order, which another number of ranks may have begun."""
         loader = self._map_style
         drop_last = self._dataloader.drop_last
         rank, world_size = self._ranks
@@ -199,32 +200,36 @@ class MapStyleSource(Source):
             self.order.use(UnevenSteps(self._part, rank, world_size, step_size, drop_last))
 
     def _keep_step_size(self, saved: MapStylePosition) -> None:
-        """Keeps the number of samples a step, unless another batch_size is set."""
+        """Keeps the saved number of samples per step, unless another batch_size is set.
+
+        Raises:
+            TaskError: a step has fewer samples than there are ranks.
+        """
         size = self._dataloader.batch_size
         world_size = self._ranks[1]
-        then = saved.global_batch_size
-        is_shared_here = saved.order["kind"] in (*SHARED, "drawn")
-        if size is None or then is None or not is_shared_here or saved.batch_size != size:
+        saved_size = saved.global_batch_size
+        is_shared = saved.order["kind"] in (*SHARED, "drawn")
+        if size is None or saved_size is None or not is_shared or saved.batch_size != size:
             return
-        if then < world_size:
+        if saved_size < world_size:
             raise TaskError(
-                f"the run was begun with {then} samples a step, fewer than the {world_size} ranks",
-                fix=f"resume with {then} ranks at most",
+                f"the run was begun with {saved_size} samples a step, fewer than the {world_size} ranks",
+                fix=f"resume with {saved_size} ranks at most",
             )
-        self._step_size = then
-        if then != size * world_size and not self._ranks[0]:
-            least, rest = divmod(then, world_size)
-            or_more = f" or {least + 1}" if rest else ""
+        self._step_size = saved_size
+        if saved_size != size * world_size and not self._ranks[0]:
+            smallest, remainder = divmod(saved_size, world_size)
+            or_more = f" or {smallest + 1}" if remainder else ""
             warnings.warn(
-                f"batch_size {least}{or_more} a rank, not {size}: a step keeps the {then} samples that the "
+                f"batch_size {smallest}{or_more} a rank, not {size}: a step keeps the {saved_size} samples that the "
                 f"run was begun with, and now {counted(world_size, 'rank takes', 'ranks take')} them",
                 stacklevel=2,
             )
 
     def _require_same(self, saved: MapStylePosition) -> None:
-        """Checks that a step takes the samples that it took when the epoch began."""
-        now = self._step_size
-        then = saved.global_batch_size
+        """Raises TaskError unless a step takes as many samples as when the epoch began."""
+        current_size = self._step_size
+        saved_size = saved.global_batch_size
         num_samples = self._map_style.num_samples_of_epoch
         if num_samples != saved.num_samples:
             raise TaskError(
@@ -232,23 +237,24 @@ class MapStyleSource(Source):
                 f"train data set has {num_samples} now",
                 fix="resume with the same data, or from a checkpoint at the end of an epoch",
             )
-        if now == then:
+        if current_size == saved_size:
             return
-        if then is None:
+        if saved_size is None:
             fix = "resume with the batch sampler that the run was begun with"
-        elif then % self._ranks[1]:
-            fix = f"resume with a number of processes that divides {then}"
+        elif saved_size % self._ranks[1]:
+            fix = f"resume with a number of processes that divides {saved_size}"
         else:
-            fix = f"set the train data loader's batch_size to {then // self._ranks[1]}"
+            fix = f"set the train data loader's batch_size to {saved_size // self._ranks[1]}"
         sizes = (
-            "a batch sampler's batch" if size is None else f"{size} samples" for size in (then, now)
+            "a batch sampler's batch" if size is None else f"{size} samples"
+            for size in (saved_size, current_size)
         )
-        what = "the run was stopped in mid-epoch with {} a step, and a step has {} now"
-        raise TaskError(what.format(*sizes), fix=fix)
+        message = "the run was stopped in mid-epoch with {} a step, and a step has {} now"
+        raise TaskError(message.format(*sizes), fix=fix)
 
 
 def length_if_known(dataloader: Any) -> int | None:
-    """Returns the number of batches; None where a sampler has no length."""
+    """Returns the number of batches, or None if a sampler has no length."""
     try:
         return len(dataloader)
     except TypeError:
@@ -256,25 +262,26 @@ def length_if_known(dataloader: Any) -> int | None:
 
 
 def with_gathers(dataloader: Any) -> Any:
-    """Returns a data loader as one that reads tensors in memory a batch at a time.
+    """Returns a data loader that reads tensors in memory a batch at a time.
 
-    Over another data set, it is one whose exceptions name the sample that was read.
+    For another data set, it returns a loader whose exceptions name the sample that was read.
     """
     dataset, collate_fn = gathering(dataloader.dataset, dataloader.collate_fn)
     if dataset is dataloader.dataset:
         if isinstance(dataset, (SeededDataset, MapDataPipe)) or not may_draw(dataset):
             return dataloader
         if hasattr(dataloader, "sample_seeds"):
-            return dataloader  # it looks for the generators in its data set by itself
+            return dataloader  # it searches its data set for generators, which a wrapper would hide
         dataset = NamedSamples(dataset, in_batches=reads_batches(dataset))
     return copy_with(dataloader, dataset=dataset, collate_fn=collate_fn)
 
 
 def iterate(dataloader: Any) -> Iterator[Any]:
-    """Returns an iterator over a data loader's batches; a faster one if it is torch's without workers.
+    """Returns an iterator over a data loader's batches, a faster one for torch's without workers.
 
-    That does what torch's does in one process, but for a label of the profiler, which takes 35 us a
-    batch (checked with torch 2.13). Like torch's, it continues after an error.
+    The faster iterator does the same as torch's in a single process, except for a label for the
+    profiler, which takes 35 us a batch (checked with torch 2.13). Like torch's, it continues after an
+    error.
     """
     if (
         type(dataloader) is not DataLoader
@@ -286,7 +293,8 @@ def iterate(dataloader: Any) -> Iterator[Any]:
         return iter(dataloader)
     indices = iter(dataloader.batch_sampler)
     collate = dataloader.collate_fn
-    torch.empty((), dtype=torch.int64).random_(generator=dataloader.generator)  # the workers' seed
+    # torch's iterator draws a seed for its workers here, even without workers; results must not differ.
+    torch.empty((), dtype=torch.int64).random_(generator=dataloader.generator)
     read = getattr(dataset, "__getitems__", None)
 
     def batch_of(batch: Any) -> Any:
@@ -296,11 +304,11 @@ def iterate(dataloader: Any) -> Iterator[Any]:
 
 
 class LoaderPasses:
-    """Begins passes over a data loader, with the draws that a run without a stop would make.
+    """Begins passes over a data loader, making the draws that an uninterrupted run would make.
 
     At each pass torch's data loader draws a number, the seed of its workers' generators, before it
-    draws an order; if workers persist (`persistent_workers`), only at the first. A resumed run
-    starts workers once more, or has others than it was begun with, and must not draw for that.
+    draws an order. If workers persist (`persistent_workers`), it draws only at the first pass. A
+    resumed run starts workers once more, or has another number of workers, and must not draw for that.
     """
 
     def __init__(self, dataloader: Any, order: Order) -> None:
@@ -328,20 +336,21 @@ class LoaderPasses:
         return iterator
 
     def resume(self) -> Iterator[Any]:
-        """Returns an iterator over what is left of an epoch; the global generators don't move."""
+        """Returns an iterator over the remaining batches of an epoch; global generators don't move."""
         self._has_begun = self._has_workers = True
         with kept_generators():
             iterator = iterate(self._dataloader)
             if not self._order.was_iterated:
-                # A generator: it would begin, and draw, with its first batch.
+                # A generator function begins, and draws, with its first batch: fetch that now, while
+                # the generators are kept.
                 iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
         return iterator
 
     def state(self) -> PassesState:
-        """Returns which seeds of workers the run has drawn."""
+        """Returns a record of the workers' seeds that the run has drawn."""
         return PassesState(seeds_once=self._draws_once, has_begun=self._has_begun)
 
     def load(self, state: PassesState) -> None:
-        """Restores what `state` returned."""
+        """Restores the result of `state`."""
         self._draws_once = state.seeds_once
         self._has_begun = state.has_begun

@@ -21,13 +21,14 @@ from eventloop.errors import TaskError, counted
 
 
 def split(batch: Any, size: int) -> list[Any]:
-    """Slices a nest along the leading dimension into pieces of `size` samples, the last smaller.
+    """Slices a nest along the leading dimension into microbatches of `size` samples.
 
-    Tensors become views. Scalars and what isn't a tensor are repeated; a list of as many plain
-    values, mappings or tensors of other sizes as there are samples is sliced.
+    The last microbatch may be smaller. Tensors become views. A list is sliced if it has an entry for
+    each sample: a plain value, a mapping, or a tensor of another size. All other values, including
+    scalar tensors, are repeated in each microbatch.
 
     Raises:
-        TaskError: two tensors disagree on the number of samples.
+        TaskError: two tensors have different numbers of samples.
     """
     try:
         samples = num_samples(batch)
@@ -43,42 +44,46 @@ def split(batch: Any, size: int) -> list[Any]:
     return [_piece(batch, start, min(start + size, samples), samples) for start in starts]
 
 
-def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> list[dict[str, Any]]:
-    """Slices batches of several data loaders, each into as many pieces as the first of them.
+def split_side_by_side(batches: Mapping[str, Any], samples: int, size: int) -> list[dict[str, Any]]:
+    """Slices the batches of several data loaders into the same number of microbatches.
 
-    A piece has the same share of each, so that means over pieces are weighted right. A part without
-    a tensor is repeated.
+    A microbatch has the same share of each batch, so that means over microbatches are weighted
+    correctly. A batch without a tensor is repeated.
 
     Args:
-        parts: a batch of each data loader, by name.
-        samples: of the first part.
-        size: samples of the first part in a piece, fewer in the last.
+        batches: a batch of each data loader, by name.
+        samples: the number of samples of the first batch.
+        size: the number of samples of the first batch in a microbatch; the last may have fewer.
 
     Raises:
-        TaskError: a piece would end within a sample.
+        TaskError: a microbatch would end within a sample.
     """
     starts = range(0, samples, size)
     pieces: list[dict[str, Any]] = [{} for _ in starts]
-    for name, part in parts.items():
-        num = rows_of(part) or samples
+    for name, batch in batches.items():
+        num = rows_of(batch) or samples
         if size * num % samples:
-            raise _uneven(parts, name, samples, num, size)
+            raise _uneven(batches, name, samples, num, size)
         for piece, start in zip(pieces, starts, strict=True):
             begin = start * num // samples
             end = min(start + size, samples) * num // samples
-            piece[name] = _piece(part, begin, end, num)
+            piece[name] = _piece(batch, begin, end, num)
     return pieces
 
 
-def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: int) -> TaskError:
+def _uneven(batches: Mapping[str, Any], name: str, samples: int, num: int, size: int) -> TaskError:
     step = math.lcm(
-        *(samples // math.gcd(samples, rows_of(one) or samples) for one in parts.values())
+        *(samples // math.gcd(samples, rows_of(batch) or samples) for batch in batches.values())
     )
-    whole = step == samples
+    is_whole_batch = step == samples
     return TaskError(
         f"a batch of {counted(samples, 'sample')} with {num} of {name!r} can't be split into microbatches of "
         f"{size}: one would end within a sample of {name!r}",
-        fix=("unset microbatch_size" if whole else f"set microbatch_size to a multiple of {step}")
+        fix=(
+            "unset microbatch_size"
+            if is_whole_batch
+            else f"set microbatch_size to a multiple of {step}"
+        )
         + ", give data loaders with drop_last=True where the last batch is smaller, or implement the "
         "action split_batch",
     )
@@ -86,7 +91,7 @@ def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: i
 
 def _piece(batch: Any, start: int, stop: int, samples: int) -> Any:
     if is_listed(batch):
-        return rebuild(batch, [part[start:stop] for part in batch])
+        return rebuild(batch, [values[start:stop] for values in batch])
     return _slice(batch, start, stop, samples)
 
 
@@ -108,7 +113,7 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, Mapping):
         return {key: _slice(value, start, stop, samples) for key, value in batch.items()}
     # torch collates texts into a tuple.
-    is_texts = type(batch) is tuple and all(isinstance(one, str) for one in batch)
+    is_texts = type(batch) is tuple and all(isinstance(value, str) for value in batch)
     of_samples = is_texts or (isinstance(batch, list) and all(map(is_of_one_sample, batch)))
     if (of_samples and len(batch) == samples) or is_list_of_entries(batch, samples):
         return batch[start:stop]

@@ -1,4 +1,4 @@
-"""Batches that come in parts, each padded by itself; a batch in one piece is split in `microbatch_splitting.py`."""
+"""Batches that the data loader has split into microbatches, for example to pad each one separately."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from eventloop.errors import a
 
 
 class Microbatches:
-    """A batch in parts, each of them a microbatch: a collate function or a data loader may return it.
+    """A batch that consists of microbatches. A collate function or a data loader may return it.
 
-    The parts may have different sizes and shapes. They are trained on one after the other, with one
-    step for all, as they are: nothing slices or joins them, and a `microbatch_size` is an error. The
-    batch counts for the samples and tokens of all its parts. An evaluation takes each part as a batch.
+    The microbatches may have different sizes and shapes. They are trained on one after the other, with
+    a single optimizer step. They are never sliced or joined, and setting `microbatch_size` is an
+    error. The batch has the samples and tokens of all its microbatches. An evaluation treats each
+    microbatch as a batch.
 
     Args:
-        parts: batches, at least one.
+        parts: the microbatches, at least one.
 
     Raises:
-        TypeError: a batch was given instead of a list of them.
-        ValueError: there is none.
+        TypeError: `parts` is a batch instead of a list of batches.
+        ValueError: `parts` is empty, or contains `Microbatches`.
     """
 
     __slots__ = ("parts",)
@@ -36,11 +37,9 @@ class Microbatches:
             )
         self.parts = tuple(parts)
         if not self.parts:
-            raise ValueError("Microbatches got no part: a batch has at least one")
-        if any(isinstance(one, Microbatches) for one in self.parts):
-            raise ValueError(
-                "Microbatches got Microbatches as a part: give the parts of all in one"
-            )
+            raise ValueError("Microbatches got no parts: a batch has at least one")
+        if any(isinstance(part, Microbatches) for part in self.parts):
+            raise ValueError("Microbatches can't be nested; pass all parts to one Microbatches")
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -52,7 +51,7 @@ class Microbatches:
         return f"Microbatches({list(self.parts)!r})"
 
     def pin_memory(self) -> Microbatches:
-        """Returns one of parts in pinned memory; a DataLoader with `pin_memory=True` calls it."""
+        """Returns a copy in pinned memory; a DataLoader with `pin_memory=True` calls this."""
         from torch.utils.data._utils.pin_memory import pin_memory  # private (torch 2.13)
 
         return Microbatches(map(pin_memory, self.parts))
@@ -61,15 +60,15 @@ class Microbatches:
 def collated(collate_fn: Callable[[list[Any]], Any], *, microbatch_size: int) -> Collated:
     """Returns a collate function that makes `Microbatches` of a batch's samples.
 
-    Each part is padded to its own longest sample, where padding a whole batch first and slicing it
-    would pad every sample to the longest of all:
+    Each microbatch is padded to its own longest sample. Padding the whole batch before splitting it
+    would pad every sample to the longest sample of the batch:
 
         collate_fn = collated(pad, microbatch_size=4)
         DataLoader(dataset, batch_size=64, shuffle=True, collate_fn=collate_fn)
 
     Args:
         collate_fn: makes a batch of a list of samples.
-        microbatch_size: samples in a part, the last may have fewer.
+        microbatch_size: the number of samples in a microbatch; the last may have fewer.
 
     Raises:
         ValueError: the size isn't an int of 1 or more.
@@ -81,18 +80,18 @@ def collated(collate_fn: Callable[[list[Any]], Any], *, microbatch_size: int) ->
 
 @dataclass(frozen=True)
 class Collated:
-    """What `collated` returns: a class, so that it can be sent to workers that are spawned."""
+    """The collate function that `collated` returns; a class, so that it can be pickled for workers."""
 
     collate_fn: Callable[[list[Any]], Any]
     microbatch_size: int
 
     def __call__(self, samples: Sequence[Any]) -> Microbatches:
-        """Collates the samples of each part."""
+        """Collates the samples of each microbatch."""
         size = self.microbatch_size
         starts = range(0, len(samples), size)
-        return Microbatches(self.collate_fn([*samples[at : at + size]]) for at in starts)
+        return Microbatches(self.collate_fn([*samples[start : start + size]]) for start in starts)
 
 
 def microbatches_of(batch: Any) -> tuple[Any, ...]:
-    """Returns the parts of `Microbatches`, or the batch alone."""
+    """Returns the parts of `Microbatches`, or `(batch,)` for any other batch."""
     return batch.parts if isinstance(batch, Microbatches) else (batch,)

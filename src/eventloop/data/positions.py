@@ -1,4 +1,4 @@
-"""Positions in training data as checkpoints have them: a dataclass for each kind of source."""
+"""Positions in training data as checkpoints store them: a dataclass for each kind of source."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from eventloop.forms import (
 
 _SEED = optional(between(-(2**62), 2**62))
 _OBJECTS = {"contents": NAMED, "values": NAMED, "gone": each(STR), "lost": by_name(STR)}
-# What `TrackedObjects.state_dict` returns.
+# The result of `TrackedObjects.state_dict`.
 OBJECTS = keys(**_OBJECTS)
-# What `SamplingState.state_dict` returns.
+# The result of `SamplingState.state_dict`.
 SAMPLING = keys(
     {"shared": NAMED},
     objects=by_name(keys(kind=STR, **_OBJECTS)),
     stateful=by_name(keys(kind=STR, state=NAMED)),
 )
-# The order of samples, which several ranks share.
+# The order of samples that the ranks share.
 _ORDER = keys({"seed": _SEED, "shuffle": BOOL, "even": STR}, kind=STR, ranks=RANKS)
 
 
 def check_position(value: Any, path: str) -> None:
-    """Checks that a value is the position of one kind of source.
+    """Checks that a value is the position of a source.
 
     Raises:
-        FormError: it has the keys of none, or a value that its kind can't have.
+        FormError: no kind of source has its keys, or a value is invalid for its kind.
     """
     NAMED(value, path)
     for kind in POSITIONS:
@@ -59,7 +59,7 @@ Position = Annotated[Mapping[str, Any], check_position]
 
 @dataclass(frozen=True)
 class PassesState:
-    """Which seeds of workers a run has drawn.
+    """Records the workers' seeds that a run has drawn.
 
     Attributes:
         seeds_once: whether workers persist, so that their seed is drawn once.
@@ -72,24 +72,24 @@ class PassesState:
 
 @dataclass(frozen=True)
 class NoPosition:
-    """A list of batches: the number of batches that were taken is enough."""
+    """The position in a list of batches: none, because the number of batches taken is enough."""
 
 
 @dataclass(frozen=True)
 class MapStylePosition:
-    """A data set that is read by index.
+    """The position in a map-style data set.
 
     Attributes:
-        order: of the samples, as all ranks share it.
+        order: the order of samples that all ranks share.
         world_size: the number of ranks when the order was begun.
-        batch_size: of a rank.
-        global_batch_size: the samples of a step on all ranks.
-        num_samples: of an epoch.
+        batch_size: the batch size of a rank.
+        global_batch_size: the number of samples in a step over all ranks.
+        num_samples: the number of samples in an epoch.
         start: the samplers' state when the epoch began; None between epochs.
         check: a checksum of the indices that were taken; None between epochs.
-        now: the samplers' state.
-        passes: over the data so far.
-        data: what the run has changed in the data set.
+        now: the samplers' current state.
+        passes: the passes over the data so far.
+        data: the changes that the run has made to the data set.
     """
 
     order: Annotated[Mapping[str, Any], _ORDER]
@@ -106,13 +106,13 @@ class MapStylePosition:
 
 @dataclass(frozen=True)
 class IterablePosition:
-    """A loader that is read again from its start to the batch where the run continues.
+    """The position in a loader that is read again from its start to the batch where the run continues.
 
     Attributes:
-        num_workers: with others an iterable data set gives other batches.
-        start: its state when the epoch began; None between epochs.
-        now: its state.
-        passes: over the data so far.
+        num_workers: with another number, an iterable data set yields other batches.
+        start: the loader's state when the epoch began; None between epochs.
+        now: its current state.
+        passes: the passes over the data so far.
     """
 
     num_workers: NonNegativeInt
@@ -123,10 +123,10 @@ class IterablePosition:
 
 @dataclass(frozen=True)
 class StatefulPosition:
-    """A loader with `state_dict` and `load_state_dict`.
+    """The position in a loader with `state_dict` and `load_state_dict`.
 
     Attributes:
-        dataloader: its state; None before its first batch.
+        dataloader: the loader's state; None before its first batch.
         is_exhausted: whether it has yielded its last batch.
     """
 
@@ -136,19 +136,19 @@ class StatefulPosition:
 
 @dataclass(frozen=True)
 class ZippedPosition:
-    """Several loaders side by side, by name."""
+    """The positions in several loaders side by side, by name."""
 
     parts: dict[str, Position]
 
 
 @dataclass(frozen=True)
 class CycledPosition:
-    """A loader that is repeated.
+    """The position in a loader that is repeated.
 
     Attributes:
-        pass_idx: which repetition is under way; -1 before the first.
-        num_in_pass: how many of its batches were yielded; None before the first pass.
-        repeated: the position of the loader that is repeated.
+        pass_idx: the number of the current pass, from 0; -1 before the first.
+        num_in_pass: the number of batches yielded in this pass; None before the first pass.
+        repeated: the position in the repeated loader.
     """
 
     pass_idx: BatchOrNever

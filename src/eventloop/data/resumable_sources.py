@@ -1,4 +1,4 @@
-"""Sources of training batches with a position to resume from: lists, stateful loaders, and combined ones."""
+"""Sources of training batches with a position to resume from: lists, stateful and combined loaders."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Saved = Mapping[str, Any]
 
 
 class Source:
-    """The batches of an epoch, from any batch on; the defaults are those of a source without state.
+    """Yields the batches of an epoch, from any batch on. This base class has no state.
 
     Args:
-        loader: what is known of the data loader.
+        loader: the data loader.
 
     Attributes:
-        kind: of the data loader; a run is resumed with the same kind.
+        kind: the kind of data loader; a run must be resumed with the same kind.
         is_stateful: whether the data loader keeps its position itself.
-        suits_any_ranks: whether its position is the same on all ranks, however many there are.
-        has_first: whether `first` returns the first batch of an epoch that was resumed.
-        resume_risks: why a resumed run may get other batches, one reason per data loader.
-        limit: the most batches that an epoch may have; None for all.
-        draws_when_read: whether a batch may be another one when it is read again at another time, since
-            its data set may draw from the global generators.
+        suits_any_ranks: whether its position is the same on all ranks, for any number of ranks.
+        has_first: whether `first` returns the first batch of a resumed epoch.
+        resume_risks: the reasons why a resumed run may get other batches, at most one per data loader.
+        limit: the maximum number of batches in an epoch; None for no limit.
+        draws_when_read: whether a batch may differ when it is read again, because its data set may
+            draw from the global generators.
     """
 
     kind = "none"
@@ -53,21 +53,24 @@ class Source:
 
     @property
     def ahead(self) -> list[Any]:
-        """The batches that the data loader has read and not yielded, where it shows them."""
+        """The batches that the data loader has read but not yielded, if it exposes them."""
         return []
 
     @ahead.setter
     def ahead(self, batches: list[Any]) -> None:
-        """Replaces them, as many; called after `batches`."""
+        """Replaces these batches by as many others; called after `batches`."""
 
     @property
     def even_sizes(self) -> Any:
-        """What the number of samples of each batch follows from; None if equal ranks may differ."""
+        """A value that determines the number of samples of each batch; None if there is none.
+
+        If it is equal on all ranks, all ranks have batches of the same sizes.
+        """
         return None
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has; None if that can't be relied on."""
+        """The number of batches in an epoch; None if it isn't known for certain."""
         length = self._length()
         return length if length is None or self.limit is None else min(length, self.limit)
 
@@ -75,8 +78,8 @@ class Source:
         """Returns an iterator over an epoch.
 
         Args:
-            epoch: its number.
-            num_taken: None for a new epoch; else how many batches of the loaded epoch were taken.
+            epoch: the number of the epoch.
+            num_taken: the number of batches taken in the loaded epoch; None for a new epoch.
         """
         batches = self._batches(epoch, num_taken)
         if self.limit is None:
@@ -90,15 +93,21 @@ class Source:
         """Returns the position.
 
         Args:
-            num_taken: how many batches of the epoch were taken; None between epochs.
+            num_taken: the number of batches taken in the epoch; None between epochs.
         """
         return {}
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        """Restores the position; takes the epoch and the number that `state_dict` was given."""
+        """Restores the position.
+
+        Args:
+            state: the result of `state_dict`.
+            epoch: the number of the epoch.
+            num_taken: the argument of `state_dict`.
+        """
 
     def first(self) -> Any:
-        """Returns the first batch of the epoch that was resumed; called after `batches`."""
+        """Returns the first batch of the resumed epoch; called after `batches`."""
         return {}
 
     def _length(self) -> int | None:
@@ -131,16 +140,17 @@ class StatefulSource(Source):
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
-        # One that says so counts for all ranks together: each may load the state of any.
+        # The loader can set this: then its position is global, and a rank may load any rank's state.
         self.suits_any_ranks = bool(getattr(self._dataloader, "suits_any_ranks", False))
         self._has_begun = self._is_exhausted = False
-        self._loaded: StatefulPosition | None = None  # until it has yielded a batch, or its end
+        # The loaded position, until the loader has yielded a batch or ended.
+        self._loaded: StatefulPosition | None = None
         self._num_yielded = 0
         self._before_peek: dict[str, Any] | None = None
 
     def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
         if num_taken is not None:
-            if self._is_exhausted:  # while other ranks weren't
+            if self._is_exhausted:  # only this rank; others may have batches left
                 return iter(())
             with kept_generators():
                 iterator = _begun(iter(self._dataloader))
@@ -150,13 +160,18 @@ class StatefulSource(Source):
             saved = KeptGenerators()
             iterator = iter(self._dataloader)
             if self._loaded is not None:
-                # Loaded at the end of an epoch, some yield the next epoch now, others nothing; loaded
-                # in one that was left, they yield the rest of it, which is left out.
-                ahead = list(itertools.islice(iterator, 1))
-                goes_on = ahead and self._is_exhausted
-                if not goes_on:
-                    saved.put_back()  # it begins, and draws seeds, once more
-                iterator = itertools.chain(ahead, iterator) if goes_on else iter(self._dataloader)
+                # After loading a position at the end of an epoch, some loaders yield the next epoch,
+                # others nothing. After loading one in mid-epoch, they yield the rest of that epoch,
+                # which was abandoned and must be skipped.
+                first_batches = list(itertools.islice(iterator, 1))
+                is_next_epoch = first_batches and self._is_exhausted
+                if not is_next_epoch:
+                    saved.put_back()  # the second `iter` draws the seeds once more
+                iterator = (
+                    itertools.chain(first_batches, iterator)
+                    if is_next_epoch
+                    else iter(self._dataloader)
+                )
             self._loaded = None
         return self._counted(iterator)
 
@@ -164,10 +179,10 @@ class StatefulSource(Source):
         self._before_peek = self.state_dict(num_taken)
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        # Asked now, torchdata's would start workers, and draw, to return what was loaded.
+        # torchdata's loader would start workers, and draw, just to return the loaded state.
         if self._loaded is not None:
             return as_dict(self._loaded)
-        # The loader counts a batch that was peeked at as taken.
+        # The loader's own state counts a peeked batch as taken.
         has_peeked = num_taken is not None and self._num_yielded > num_taken
         if has_peeked and self._before_peek is not None:
             return self._before_peek
@@ -180,7 +195,7 @@ class StatefulSource(Source):
             self._dataloader.load_state_dict(saved.dataloader)
             self._has_begun = True
             self._loaded = saved
-        # Behind the last batch litdata's would begin the next epoch, as the rest of this one.
+        # After the last batch, litdata's loader would yield the next epoch as the rest of this one.
         at_end = num_taken is not None and num_taken == length_hint(self._dataloader, -1)
         self._is_exhausted = saved.is_exhausted or at_end
         self._num_yielded = num_taken or 0
@@ -199,7 +214,7 @@ class _RestoreSeeds(TorchFunctionMode):
     """Restores the global RNG states after each seed that torch's loaders and samplers draw."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Workers that are forked meanwhile inherit it.
+        # Forked workers inherit this mode, and must not restore their own generators.
         if func is Tensor.random_ and not args[0].dim() and get_worker_info() is None:
             with kept_generators():
                 return func(*args, **(kwargs or {}))
@@ -207,14 +222,17 @@ class _RestoreSeeds(TorchFunctionMode):
 
 
 def _begun(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yields batches; a generator begins, and draws the seed of its workers, with the first."""
+    """Yields batches, without letting the start of the iterator move the global generators.
+
+    A generator function starts, and draws the seed of its workers, with its first batch.
+    """
     with _RestoreSeeds():
-        ahead = list(itertools.islice(iterator, 1))
-    yield from itertools.chain(ahead, iterator)
+        first_batches = list(itertools.islice(iterator, 1))
+    yield from itertools.chain(first_batches, iterator)
 
 
 class ZippedSource(Source):
-    """Several sources, of which each batch has one batch."""
+    """Several sources side by side; each batch consists of a batch of every source."""
 
     def __init__(self, loader: Zipped, sources: Mapping[str, Source]) -> None:
         super().__init__(loader)
@@ -247,15 +265,15 @@ class ZippedSource(Source):
             source.before_peek(num_taken)
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        parts: dict[str, Mapping[str, Any]] = {
+        positions: dict[str, Mapping[str, Any]] = {
             name: source.state_dict(num_taken) for name, source in self._sources.items()
         }
-        return as_dict(ZippedPosition(parts))
+        return as_dict(ZippedPosition(positions))
 
     def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
-        parts = from_dict(ZippedPosition, state).parts
+        positions = from_dict(ZippedPosition, state).parts
         for name, source in self._sources.items():
-            source.load_state_dict(parts[name], epoch, num_taken)
+            source.load_state_dict(positions[name], epoch, num_taken)
 
     def first(self) -> Any:
         batches = {name: iter([source.first()]) for name, source in self._sources.items()}
@@ -263,7 +281,7 @@ class ZippedSource(Source):
 
 
 class CycledSource(Source):
-    """Restarts another source when it is exhausted; its passes are counted apart from the run's epochs."""
+    """Restarts another source when it is exhausted; its passes are independent of the run's epochs."""
 
     has_first = False
 
@@ -276,7 +294,7 @@ class CycledSource(Source):
         self.suits_any_ranks = source.suits_any_ranks
         self.resume_risks = source.resume_risks
         self._pass = -1
-        self._num_in_pass = 0  # of its batches, how many were yielded
+        self._num_in_pass = 0  # batches yielded in the current pass
         self._num_in_epoch = 0
         self._iterator: Iterator[Any] | None = None
         self._is_loaded = False
@@ -289,7 +307,7 @@ class CycledSource(Source):
         self._source.before_peek(self._num_in_pass)
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        # A batch that was peeked at, perhaps the first of a pass, is yielded again.
+        # A peeked batch, which may be the first of a pass, is yielded again after resuming.
         num_peeked = 0 if num_taken is None else max(0, self._num_in_epoch - num_taken)
         num_in_pass = self._num_in_pass - num_peeked if self._pass >= 0 else None
         repeated = self._source.state_dict(num_in_pass)
@@ -319,17 +337,17 @@ class CycledSource(Source):
 
     def _rest_of_pass(self) -> Iterator[Any]:
         self._is_loaded = False
-        rest = self._source.batches(self._pass, self._num_in_pass)
+        remaining_batches = self._source.batches(self._pass, self._num_in_pass)
         if self._num_in_pass:
-            return rest
-        # Some sources are at the end of the pass before. The draws and `set_epoch` that begin this
-        # pass were made before the checkpoint.
+            return remaining_batches
+        # Some sources are still at the end of the previous pass. The draws and `set_epoch` at the
+        # start of this pass were made before the checkpoint, so they must not be repeated.
         with kept_generators():
-            ahead = list(itertools.islice(rest, 1))
-            if not ahead:
-                rest = self._source.batches(self._pass)
-                ahead = list(itertools.islice(rest, 1))
-        return itertools.chain(ahead, rest)
+            first_batches = list(itertools.islice(remaining_batches, 1))
+            if not first_batches:
+                remaining_batches = self._source.batches(self._pass)
+                first_batches = list(itertools.islice(remaining_batches, 1))
+        return itertools.chain(first_batches, remaining_batches)
 
     def _next_pass(self) -> Iterator[Any]:
         self._pass += 1
@@ -339,8 +357,8 @@ class CycledSource(Source):
 
 
 def shortest(lengths: Iterable[int | None]) -> int | None:
-    """Returns the least of several lengths; None if there are none, or one isn't known."""
-    known = list(lengths)
-    if not known or None in known:
+    """Returns the smallest length; None if there are no lengths, or if any isn't known."""
+    all_lengths = list(lengths)
+    if not all_lengths or None in all_lengths:
         return None
-    return min(length for length in known if length is not None)
+    return min(length for length in all_lengths if length is not None)

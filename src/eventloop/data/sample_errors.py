@@ -1,4 +1,4 @@
-"""Names the sample in the exceptions that a map-style data set raises, in worker processes too."""
+"""Names the sample in exceptions that a map-style data set raises, including in worker processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST_INDICES = 8
 
 
 def read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
-    """Returns the samples at some indices; an exception gets a note with the index that failed."""
+    """Returns the samples at these indices; an exception gets a note with the index that failed."""
     samples: list[Any] = []
     try:
-        # One `try` for all samples: the first that isn't there is the one that failed.
+        # One `try` for all samples is faster; the number of samples read tells the index that failed.
         for index in indices:
             samples.append(dataset[index])
     except Exception as error:
@@ -26,7 +26,7 @@ def read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
 
 
 def read_batch(dataset: Any, indices: Sequence[Any]) -> Any:
-    """Returns what `__getitems__` reads; an exception gets a note with all indices of the batch."""
+    """Calls `__getitems__`; an exception gets a note with all indices of the batch."""
     try:
         return dataset.__getitems__(indices)
     except Exception as error:
@@ -35,17 +35,19 @@ def read_batch(dataset: Any, indices: Sequence[Any]) -> Any:
 
 
 def note_samples(error: Exception, dataset: Any, indices: Sequence[Any]) -> None:
-    """Notes on an exception which samples of a data set were read; once."""
+    """Adds a note to an exception with the samples that were read, unless it has one already."""
     if notes_of(error, "samples") or not len(indices):
         return
     shown = first_of(map(repr, indices), _MOST_INDICES)
-    at = f"the sample at index {shown}" if len(indices) == 1 else f"the samples at {shown}"
+    samples = f"the sample at index {shown}" if len(indices) == 1 else f"the samples at {shown}"
     with suppress(Exception):  # an exception may refuse attributes
-        error.add_note(Note(f"raised by the data set {type(dataset).__name__} for {at}", "samples"))
+        error.add_note(
+            Note(f"raised by the data set {type(dataset).__name__} for {samples}", "samples")
+        )
 
 
 class NamedSamples(StandIn):
-    """Reads samples from another data set, and names the one that fails."""
+    """Wraps a data set, naming the sample in exceptions."""
 
     __slots__ = ("_read",)
 

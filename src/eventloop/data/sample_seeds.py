@@ -1,4 +1,4 @@
-"""Random draws of a data set, tied to seed, epoch and index: the same in any worker, in any run."""
+"""Seeds the random draws of a data set from seed, epoch and index, the same in any worker and run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from eventloop.rng import KeptGenerators, is_generator, reseed, seed_of
 
 _BITS = 2**64 - 1
 _INT64 = range(-(2**63), 2**63)
-_NUM_LOOKS = 3  # batches that may show whether a data set reads seeds
+_NUM_LOOKS = 3  # batches after which a data set that keeps changing is taken to read seeds
 _NOT_KNOWN, _READS_NONE, _READS = range(3)
 _KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
 _ODD = 0xD1342543DE82EF95  # far from any index
@@ -42,9 +42,9 @@ _GOLDEN, _FACTOR_30, _FACTOR_27 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D0
 
 
 def seed_of_part(seed: int, idx: int) -> int:
-    """Returns a seed for a part, so that two over the same data set don't draw alike.
+    """Returns a seed for a part of a combined loader, so that equal parts don't draw the same numbers.
 
-    The first part has the seed of the whole, the others have one in [0, 2**32).
+    The first part gets `seed` itself, the others a seed in [0, 2**32).
     """
     return seed_of(f"{seed}/{idx}") if idx else seed
 
@@ -54,7 +54,7 @@ def seeded(
 ) -> tuple[Any, Callable[[Any], Any]]:
     """Returns a data set and a collate function whose draws come from `seeds`.
 
-    Those of torch that are known to draw nothing stay as they are.
+    Data sets and collate functions of torch that never draw are returned unchanged.
     """
     draws = may_draw(dataset)
     if not draws and collate_fn in _KNOWN_COLLATES:
@@ -65,22 +65,22 @@ def seeded(
 
 
 class SampleSeeds:
-    """Seeds of samples and batches, from the run's seed, epoch and index; and the RNG states to restore.
+    """The seeds of samples and batches, and the RNG states to restore after a batch.
 
     Args:
-        seed: of the run.
-        shared: whether worker processes, which may outlast an epoch, have to see its number.
+        seed: the seed of the run.
+        shared: whether worker processes have to see a new epoch's number, since they may outlast one.
 
     Attributes:
         saved: the RNG states before the batch that is being read.
-        moved: whether generators may have moved since.
-        collates: whether a collate function that may draw ends each batch.
+        moved: whether generators may have moved since they were saved.
+        collates: whether the batch ends with a collate function that may draw.
         first: the first index of the batch.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self._seed = seed
-        # The epoch, and whether the data set reads seeds: not known, no, or yes.
+        # The epoch, and a constant: whether the data set reads seeds.
         self._shared: Any = [0, _NOT_KNOWN]
         if shared:
             self._shared = torch.tensor(self._shared, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
@@ -96,9 +96,9 @@ class SampleSeeds:
 
     @property
     def reads_seeds(self) -> bool | None:
-        """Whether samples depend on seeds of generators that they don't draw from; None: not known."""
-        found = int(self._shared[1])
-        return None if found == _NOT_KNOWN else found == _READS
+        """Whether samples depend on seeds of generators that they don't draw from; None if unknown."""
+        answer = int(self._shared[1])
+        return None if answer == _NOT_KNOWN else answer == _READS
 
     @reads_seeds.setter
     def reads_seeds(self, reads: bool) -> None:
@@ -109,18 +109,24 @@ class SampleSeeds:
         self._shared[0] = epoch
         self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
 
-    def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
-        """Begins a batch; restores the data set's own generators, too: a sampler may share one."""
+    def start_batch(self, first_index: Any, dataset_generators: Sequence[Any]) -> KeptGenerators:
+        """Begins a batch, and saves the states of all generators.
+
+        Args:
+            first_index: the first index of the batch.
+            dataset_generators: generators of the data set, which are restored too, because a sampler
+                may share them.
+        """
         epoch = self.epoch
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
-        self.first = first
-        self.saved = KeptGenerators(own)
+        self.first = first_index
+        self.saved = KeptGenerators(dataset_generators)
         self.moved = True
         return self.saved
 
     def end_batch(self) -> None:
-        """Ends a batch; in the main process, restores the generators, which the training draws from."""
+        """Ends a batch; in the main process, restores the generators that the training draws from."""
         saved = self.saved
         if saved and (self.moved or saved.gpu is not None) and get_worker_info() is None:
             saved.put_back()
@@ -131,26 +137,26 @@ class SampleSeeds:
         return _mixed(self._base[1] + _number(index))
 
     def of_samples(self, indices: Sequence[Any]) -> list[int]:
-        """Returns the seeds of the samples at some indices, as `of_sample` does for each."""
+        """Returns the seeds of the samples at these indices; same as `of_sample` for each."""
         are_ints = set(map(type, indices)) == {int}
         if are_ints and min(indices) in _INT64 and max(indices) in _INT64:
             return _mixed_together(self._base[1], indices)
         return [self.of_sample(index) for index in indices]
 
-    def of_collate(self, first: Any) -> int:
-        """Returns the seed of the collate function of a batch that begins with this index."""
-        return _mixed(~self._base[1] + _number(first))
+    def of_collate(self, first_index: Any) -> int:
+        """Returns the collate function's seed for a batch that begins with this index."""
+        return _mixed(~self._base[1] + _number(first_index))
 
 
 class SeededDataset(StandIn):
-    """Seeds the generators before it reads samples from another data set.
+    """Wraps a map-style data set, seeding the generators before each sample is read.
 
-    A data set with `__getitems__` is seeded once a batch, from its first index.
+    A data set with `__getitems__` is seeded once for each batch, from the batch's first index.
 
     Args:
-        dataset: map-style.
-        seeds: where the seeds come from.
-        draws: whether it may draw; if not, the collate function alone does.
+        dataset: the data set.
+        seeds: provides the seeds.
+        draws: whether the data set may draw; if not, only the collate function is seeded.
     """
 
     __slots__ = ("_batched", "_draws", "_epoch", "_generators", "_num_looks", "_renews", "_seeds")
@@ -192,16 +198,17 @@ class SeededDataset(StandIn):
         if draws.seeds_all:
             if seeds.reads_seeds is None:
                 objects = TrackedObjects({"dataset": self._dataset})
-            else:  # another worker has found out
+            else:  # another worker has set it
                 self._settle(draws)
         batch = self._drawn(draws, indices, read)
         if is_first_of_epoch or not self._renews:
-            # A data set may make a generator when it reads its first sample. After the first batch
-            # of an epoch they are looked for among its attributes alone, which takes no time.
-            found = generators_in(self._dataset) if is_first_of_epoch else self._attributes()
-            if self._take_late(found):
+            # A data set may create a generator when it reads its first sample. After the first batch
+            # of an epoch only its attributes are searched, which takes no time.
+            generators = generators_in(self._dataset) if is_first_of_epoch else self._attributes()
+            if self._take_late(generators):
                 batch = self._drawn(draws, indices, read)
-                # One that makes a generator for each sample ties it to the sample by itself.
+                # If there is a new generator again, the data set creates one for each sample. It
+                # seeds them itself, so the search ends.
                 object.__setattr__(self, "_renews", self._take_late(generators_in(self._dataset)))
         if objects is not None:
             self._look_for_read_seeds(draws, indices[:1], read, objects)
@@ -212,23 +219,27 @@ class SeededDataset(StandIn):
     ) -> None:
         """Reads a sample twice more, to see whether it depends on seeds that it doesn't draw from.
 
-        Only if reading changes nothing in the data set. One that opens files with its first sample
-        is looked at with the next batch; one that counts or caches is taken to depend on all seeds.
+        This is possible only if reading doesn't change the data set. A data set that opens files with
+        its first sample is tested with the next batch. A data set that changes with each of the first
+        batches, by counting or caching, is taken to depend on all seeds.
 
         Args:
+            draws: finds the generators that the data set draws from.
+            indices: the index of the sample.
+            read: reads it.
             objects: the data set as it was before the batch.
         """
         changes = objects.have_changed()
         object.__setattr__(self, "_num_looks", self._num_looks - 1 if changes else 0)
         if not changes:
             saved = KeptGenerators(self._generators)
-            with suppress(Exception):  # the batch was read without one
+            with suppress(Exception):  # the batch itself was read without an error
                 self._seeds.reads_seeds = draws.reads_seeds(read, indices)
             saved.put_back()
         self._settle(draws)
 
     def _settle(self, draws: Draws) -> None:
-        """Ends the search for generators whose seeds are read, once its result is known."""
+        """Ends the search for generators whose seeds are read, once the result is known."""
         reads_seeds = self._seeds.reads_seeds
         if reads_seeds or (not self._num_looks and reads_seeds is None):
             draws.take_all()
@@ -245,14 +256,18 @@ class SeededDataset(StandIn):
         return batch
 
     def _take_late(self, generators: Iterable[Any]) -> bool:
-        """Returns whether some of these generators weren't known, and takes them."""
-        known = set(map(id, self._generators))
-        late = [generator for generator in generators if id(generator) not in known]
-        object.__setattr__(self, "_generators", [*self._generators, *late])
-        return bool(late)
+        """Adds generators that weren't known yet; returns whether there were any."""
+        known_ids = set(map(id, self._generators))
+        new_generators = [generator for generator in generators if id(generator) not in known_ids]
+        object.__setattr__(self, "_generators", [*self._generators, *new_generators])
+        return bool(new_generators)
 
     def _ended(self, read: Callable[[], Any], *, moved: bool) -> Any:
-        """Reads a batch; an error ends it, and one that would end the data is named."""
+        """Reads a batch; ends it if reading raises.
+
+        Raises:
+            TaskError: the data set raised StopIteration, which would silently end the epoch.
+        """
         try:
             samples = read()
         except BaseException as error:
@@ -264,7 +279,10 @@ class SeededDataset(StandIn):
         return samples
 
     def _start_epoch(self) -> None:
-        """Finds the generators of the data set; tells a worker's copy the epoch, as the main one."""
+        """Finds the generators of the data set, and calls `set_epoch` of a persistent worker's copy.
+
+        The main process has called `set_epoch` only on its own copy.
+        """
         is_outdated = self._epoch is not None and get_worker_info() is not None
         object.__setattr__(self, "_epoch", self._seeds.epoch)
         if is_outdated and (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
@@ -297,7 +315,7 @@ class SeededDataset(StandIn):
         return samples
 
     def _seed_all(self, seed: Seed | None) -> Seed:
-        """Returns a function that seeds the data set's own generators, and the global ones if `seed` does."""
+        """Returns a function that seeds the data set's generators, and calls `seed` if it isn't None."""
         generators = self._generators
         if not generators and seed is not None:
             return seed
@@ -312,7 +330,7 @@ class SeededDataset(StandIn):
 
 
 class SeededCollate:
-    """Seeds a collate function from the batch's first index, and ends the batch."""
+    """Wraps a collate function, seeding it from the batch's first index; ends the batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], seeds: SampleSeeds) -> None:
         self._collate_fn = collate_fn
@@ -322,7 +340,7 @@ class SeededCollate:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_collate_fn" not in self.__dict__:
-            raise AttributeError(name)  # while it is unpickled
+            raise AttributeError(name)  # unpickling asks for attributes before they are set
         return getattr(self._collate_fn, name)
 
     def __call__(self, samples: Any) -> Any:
@@ -331,9 +349,9 @@ class SeededCollate:
         moved = self._seeds.moved
         try:
             seeds.moved = True
-            found = self._draws.run(self._collate, samples, KeptGenerators())
+            batch = self._draws.run(self._collate, samples, KeptGenerators())
             seeds.moved = moved or self._draws.moved
-            return found
+            return batch
         finally:
             seeds.end_batch()
 
@@ -359,27 +377,31 @@ def collate(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
         raise
 
 
-def _no_end(who: str) -> TaskError:
+def _no_end(function_name: str) -> TaskError:
     return TaskError(
-        f"{who} raised StopIteration, which isn't the end of the data there",
+        f"{function_name} raised StopIteration, which doesn't end the data there",
         fix="give the calls of next() in it a default, next(iterator, None), or catch StopIteration",
     )
 
 
 def generators_in(dataset: Any) -> list[Any]:
-    """Returns the random generators that a data set holds, or that its methods use."""
-    return [part for part in walk({"dataset": dataset}).objects.values() if is_generator(part)]
+    """Returns the random generators that are reachable from a data set or used by its methods."""
+    return [
+        reachable
+        for reachable in walk({"dataset": dataset}).objects.values()
+        if is_generator(reachable)
+    ]
 
 
 def reads_batches(dataset: Any) -> bool:
-    """Returns whether a data set has `__getitems__`; torch's wrappers have if their parts have."""
+    """Returns whether a data set has `__getitems__`; for torch's wrappers, the wrapped ones count."""
     if type(dataset) in (Subset, StackDataset):
         return any(map(reads_batches, parts_of(dataset)))
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def _number(index: Any) -> int:
-    """Returns a different number for each index."""
+    """Returns a number for an index, different for each index."""
     try:
         number = operator.index(index)
         return number if type(index) is not RepeatedIndex else number + index.times * _ODD
@@ -404,7 +426,7 @@ def _mixed(number: int) -> int:
 
 
 def _mixed_together(base: int, indices: Sequence[int]) -> list[int]:
-    """Returns `_mixed(base + index)` for each index: for a batch of 64, ten times as fast as one by one."""
+    """Returns `_mixed(base + index)` for each index, ten times faster for a batch of 64."""
     # Multiplication and addition of int64 wrap around, so the bits are those of unsigned numbers.
     numbers = torch.tensor(indices, dtype=torch.int64, device="cpu")
     numbers += _signed(base)
@@ -421,7 +443,7 @@ def _signed(number: int) -> int:
 
 
 def _shifted(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """Shifts unsigned numbers to the right; torch shifts copies of the sign in."""
+    """Shifts unsigned numbers to the right; torch's shift of int64 would copy the sign bit."""
     shifted: torch.Tensor = (numbers >> num_bits) & (2 ** (64 - num_bits) - 1)
     return shifted
 
@@ -429,7 +451,7 @@ def _shifted(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
 def _plain(indices: Sequence[Any]) -> Sequence[Any]:
     if not RepeatedIndex.exists or RepeatedIndex not in set(map(type, indices)):
         return indices
-    return [int(one) if type(one) is RepeatedIndex else one for one in indices]
+    return [int(index) if type(index) is RepeatedIndex else index for index in indices]
 
 
 class RepeatedIndex(int):
@@ -437,25 +459,26 @@ class RepeatedIndex(int):
 
     Attributes:
         times: how often it was drawn before.
-        exists: whether this process has made one.
+        exists: whether this process has created an instance.
     """
 
     times: int
     exists = False
 
     def __new__(cls, index: int, times: int = 0) -> RepeatedIndex:
-        """Marks an index."""
+        """Marks an index as drawn `times` times before."""
         RepeatedIndex.exists = True
-        made = super().__new__(cls, index)
-        made.times = times
-        return made
+        repeated = super().__new__(cls, index)
+        repeated.times = times
+        return repeated
 
 
 def may_repeat(sampler: Any) -> bool:
-    """Returns whether a sampler may repeat an index within an epoch: no, if it is known not to.
+    """Returns whether a sampler may repeat an index within an epoch; False only if it can't.
 
-    One with `start_at(num)` has a fixed order of each epoch: it begins its next pass so many samples later.
-    A `DistributedSampler` does to pad; those few samples make the same draws again.
+    A sampler with `start_at(num)`, which begins its next pass `num` samples later, has a fixed order
+    for each epoch and doesn't repeat. A `DistributedSampler` counts as not repeating: the few samples
+    that it repeats as padding make the same draws again.
     """
     kind = type(sampler)
     if kind is BatchSampler:
@@ -466,7 +489,7 @@ def may_repeat(sampler: Any) -> bool:
 
 
 def mark_repeats(indices: Iterable[Any]) -> Iterator[Any]:
-    """Yields indices, or lists of them, with repeated integers as `RepeatedIndex`."""
+    """Yields indices, or lists of indices, with repeated integers as `RepeatedIndex`."""
     counts: dict[int, int] = {}
 
     def number(index: Any) -> Any:
@@ -480,5 +503,9 @@ def mark_repeats(indices: Iterable[Any]) -> Iterator[Any]:
         counts[key] = times + 1
         return RepeatedIndex(key, times) if times else index
 
-    for one in indices:
-        yield [number(index) for index in one] if isinstance(one, (list, tuple)) else number(one)
+    for entry in indices:
+        yield (
+            [number(index) for index in entry]
+            if isinstance(entry, (list, tuple))
+            else number(entry)
+        )

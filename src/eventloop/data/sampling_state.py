@@ -1,4 +1,4 @@
-"""The state by which data are drawn: samplers, random generators, and whatever they are made of."""
+"""The state of the objects that draw data: samplers, random generators, and the objects inside them."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from eventloop.rng import global_rng_states, set_global_rng_states
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object like those of `torch.distributed.checkpoint.stateful`."""
+    """The protocol of `torch.distributed.checkpoint.stateful.Stateful`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns its state."""
+        """Returns the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restores what `state_dict` returned."""
 
 
 class SamplingState:
-    """Saves and restores the objects by which data are drawn.
+    """Saves and restores the objects that draw data.
 
-    Samplers and data sets with `state_dict` and `load_state_dict` save their state by themselves; all
-    else is walked over.
+    Samplers and data sets with `state_dict` and `load_state_dict` save their state themselves; all
+    other objects are walked over.
 
     Args:
-        roots: the objects by name: a data loader, or a sampler and a generator. A name begins the
-            paths in messages.
-        apart: objects to which they refer and whose state is saved elsewhere.
+        roots: the objects by name: a data loader, or a sampler and a generator. Paths in messages begin
+            with the name.
+        excluded: objects that are reachable from the roots but whose state is saved elsewhere.
 
     Attributes:
         iterators: the paths of iterators, whose positions can't be saved.
     """
 
-    def __init__(self, roots: Mapping[str, Any], apart: Iterable[Any] = ()) -> None:
-        apart = list(apart)
-        parts = walk(roots, set(map(id, apart))).objects | dict(roots)
+    def __init__(self, roots: Mapping[str, Any], excluded: Iterable[Any] = ()) -> None:
+        excluded = list(excluded)
+        objects = walk(roots, set(map(id, excluded))).objects | dict(roots)
         self._stateful = {
-            path: part
-            for path, part in parts.items()
-            # A data loader isn't asked: torchdata's would start workers to return its state.
-            if isinstance(part, Stateful) and not isinstance(part, DataLoader)
-            if path in roots or isinstance(part, Sampler | Dataset)
+            path: sampling_object
+            for path, sampling_object in objects.items()
+            # Except for data loaders: torchdata's would start workers to return its state.
+            if isinstance(sampling_object, Stateful) and not isinstance(sampling_object, DataLoader)
+            if path in roots or isinstance(sampling_object, Sampler | Dataset)
         }
-        apart += [*self._stateful.values(), *roots.values()]
+        excluded += [*self._stateful.values(), *roots.values()]
         self._roots = {name: root for name, root in roots.items() if root is not None}
         self._objects = {
-            name: TrackedObjects({name: root}, apart) for name, root in self._roots.items()
+            name: TrackedObjects({name: root}, excluded) for name, root in self._roots.items()
         }
         self.iterators = [
             path for objects in self._objects.values() for path in objects.unsavable_iterators()
@@ -62,11 +62,14 @@ class SamplingState:
         """Returns the state.
 
         Args:
-            with_global: whether the generators are included that all code of the process shares.
+            with_global: whether to include the global generators of the process.
         """
         states = {
-            path: {"kind": type(part).__qualname__, "state": copy.deepcopy(part.state_dict())}
-            for path, part in self._stateful.items()
+            path: {
+                "kind": type(stateful).__qualname__,
+                "state": copy.deepcopy(stateful.state_dict()),
+            }
+            for path, stateful in self._stateful.items()
         }
         objects = {
             name: {"kind": type(root).__qualname__, **self._objects[name].state_dict()}
@@ -79,30 +82,31 @@ class SamplingState:
         """Restores what `state_dict` returned.
 
         Raises:
-            ValueError: an object has no place for a value.
+            ValueError: a saved value can't be restored in an object.
         """
         set_global_rng_states(state.get("shared", {}))
         for name, saved in state.get("objects", {}).items():
-            # With another number of ranks, torch's sampler for several may be in place of another.
+            # With another number of ranks, a DistributedSampler may have replaced a sampler or vice
+            # versa; their states don't fit each other.
             if name in self._roots and type(self._roots[name]).__qualname__ == saved["kind"]:
                 self._objects[name].load_state_dict(saved)
         for path, saved in state.get("stateful", {}).items():
-            part = self._stateful.get(path)
-            if part is not None and type(part).__qualname__ == saved["kind"]:
-                part.load_state_dict(saved["state"])
+            stateful = self._stateful.get(path)
+            if stateful is not None and type(stateful).__qualname__ == saved["kind"]:
+                stateful.load_state_dict(saved["state"])
 
 
 def samplers_of(sampler: Any) -> list[Any]:
-    """Returns a sampler and those that it is made of, as far as they are its attributes."""
+    """Returns a sampler and the samplers that are nested in its attributes, outermost first."""
     samplers: list[Any] = []
     waiting = [sampler]
     while waiting:
-        part = waiting.pop(0)
-        if not any(part is other for other in samplers):
-            samplers.append(part)
+        candidate = waiting.pop(0)
+        if not any(candidate is known_sampler for known_sampler in samplers):
+            samplers.append(candidate)
             waiting += [
                 value
-                for name, value in getattr(part, "__dict__", {}).items()
+                for name, value in getattr(candidate, "__dict__", {}).items()
                 if isinstance(value, Sampler) or name.endswith("sampler")
             ]
     return samplers

@@ -1,7 +1,7 @@
 """Weights of microbatches whose loss is a mean over tokens.
 
-A model that computes its own loss from integer labels of shape (N, T, ...) returns the mean over the
-labels other than -100, of which microbatches and ranks have different numbers.
+A model that computes its own loss from integer labels of shape (N, T, ...) returns the mean over all
+labels other than -100. Microbatches and ranks have different numbers of such labels.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from eventloop.errors import TaskError
 if TYPE_CHECKING:
     from eventloop.state import State
 
-_IGNORED = -100  # by cross_entropy, unless it is given another number
-# Losses of transformers that are means over tokens: of the next ones (None is its default), of all.
+_IGNORED = -100  # the default `ignore_index` of cross_entropy
+# Losses of transformers that are means over tokens. Models with the first kind shift the labels by
+# one position, so each sample's first label isn't counted (None is their default).
 _OVER_NEXT = (None, "ForCausalLM", "ForConditionalGeneration")
 _OVER_ALL = ("ForMaskedLM", "ForTokenClassification")
 
 
 def may_weigh_tokens(state: State) -> bool:
-    """Whether the core weighs losses that may be means over tokens: the model's own, of labels."""
+    """Returns whether the core weighs the loss, and the model may compute it as a mean over tokens."""
     owners = {state.owner("loss"), state.owner("weigh_microbatch")}
     if owners != {"core"} or not may_take(state.model, LABELS):
         return False
@@ -33,18 +34,20 @@ def may_weigh_tokens(state: State) -> bool:
 
 
 def may_take(model: nn.Module, keyword: str) -> bool:
-    """Whether a model's `forward` has a parameter of this name, as far as is known; compiled or not."""
+    """Returns whether a model's `forward`, compiled or not, may accept an argument of this name."""
     try:
         parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
     except ValueError:  # written in C
         return True
-    return keyword in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return keyword in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def keeps_cache(model: nn.Module) -> bool:
-    """Whether a model of transformers keeps keys and values unless `use_cache` is False.
+    """Returns whether a transformers model keeps keys and values unless `use_cache` is False.
 
-    With them it doesn't see that documents are packed in a row (transformers 5.23).
+    With a cache it doesn't notice that documents are packed in a row (transformers 5.23).
     """
     if hasattr(model := getattr(model, "_orig_mod", model), "get_base_model"):  # of peft
         model = cast("Any", model).get_base_model()
@@ -52,10 +55,10 @@ def keeps_cache(model: nn.Module) -> bool:
 
 
 def num_tokens(state: State) -> Tensor | None:
-    """Returns over how many labels the loss is a mean, shape (); None if the labels aren't tokens.
+    """Returns the number of labels that the loss averages over, shape (); None if they aren't tokens.
 
     Raises:
-        TaskError: it isn't known, since the model may leave out each sample's first label.
+        TaskError: the number isn't known, because the model may leave out each sample's first label.
     """
     batch = state.batch if state.microbatch is None else state.microbatch
     labels = batch.get(LABELS) if isinstance(batch, Mapping) else None
@@ -66,9 +69,10 @@ def num_tokens(state: State) -> Tensor | None:
     is_known = loss_type != "" or state.eval_name is not None  # no error after hours of training
     if not is_known and is_counted[:, 0].any() and not is_counted.all():
         raise TaskError(
-            "it isn't known which labels the model's loss averages over: maybe not each sample's first",
+            "the labels that the model's loss averages over aren't known: it may leave out each "
+            "sample's first label",
             model=type(state.model).__name__,
-            fix="give Task(loss_weight=lambda batch: (batch['labels'] != -100).sum()), with "
+            fix="set Task(loss_weight=lambda batch: (batch['labels'] != -100).sum()), with "
             "batch['labels'][:, 1:] if the model compares an output with the next label",
         )
     config: Any = getattr(state.model, "config", None)
@@ -78,6 +82,6 @@ def num_tokens(state: State) -> Tensor | None:
 
 
 def _loss_type(model: nn.Module) -> str | None:
-    """Returns the name that transformers gives the loss of a model of its own; "" for other models."""
+    """Returns the loss type of a transformers model; "" for other models."""
     is_own = hasattr(model, "loss_function") and hasattr(model, "config")
     return getattr(model, "loss_type", None) if is_own else ""

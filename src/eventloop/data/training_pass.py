@@ -1,4 +1,4 @@
-"""A pass over the training data beside the run, which leaves the run's position as it is."""
+"""A separate pass over the training data, which doesn't change the run's position."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def training_pass(
     """Yields this rank's batches of an epoch, on the device; see `State.training_pass`.
 
     Args:
-        dataloader: the run's; its generators, samplers and position don't change.
-        processes: the ranks, each with a loader of its own.
-        device: where batches go.
-        seed: what random draws of a data set are tied to.
-        epoch: its number, which they are tied to as well.
+        dataloader: the run's data loader; its generators, samplers and position don't change.
+        processes: the ranks, each with its own loader.
+        device: the device to move batches to.
+        seed: the seed for the random draws of a data set.
+        epoch: the number of the epoch, on which these draws depend, too.
 
     Raises:
         TaskError: the data loader's position would be lost.
@@ -40,7 +40,7 @@ def training_pass(
         raise TaskError(
             f"a {type(dataloader).__name__} can't be iterated over during training: its position "
             "would be lost",
-            fix="give a list of batches, or a DataLoader over a map-style data set",
+            fix="use a list of batches, or a DataLoader over a map-style data set",
         )
     move = mover_to(device)
 

@@ -1,6 +1,6 @@
-"""All steps in a row: discover, choose, load, build, validate, order; the result is a `Registry`.
+"""Runs all steps: discover, choose, load, build, validate, order; the result is a `Registry`.
 
-Problems are collected on the way; a run raises them, and a command can show them.
+Problems are collected on the way. A run raises them; a command can show them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class Discovery:
-    """The plugins that a command discovered; each of them is chosen and imported once.
+    """The plugins that a command discovered; each plugin is imported at most once.
 
     Args:
-        configuration: names files to search, in addition to installed packages.
+        configuration: names the files to search in addition to installed packages.
         installed: the result of `installed_entry_points`, if it was called already.
 
     Attributes:
-        found: every plugin.
+        found: every discovered plugin.
         unreadable: a problem for each file and distribution that can't be read.
     """
 
@@ -55,9 +55,10 @@ class Discovery:
         self._imports: dict[Found, object] = {}
 
     def chosen(self, configuration: Configuration) -> tuple[Plugin, ...]:
-        """Returns every plugin, chosen or off; decides again if the choice has changed.
+        """Returns every discovered plugin, chosen or off.
 
-        The choice changes when a run is resumed.
+        Decides again if the configuration's choice or rules have changed, as they do when a run is
+        resumed.
         """
         request = configuration.choice, configuration.rules
         if self._request != request:
@@ -81,7 +82,7 @@ class Discovery:
         """Imports a chosen plugin, and decides whether it waits for options.
 
         Returns:
-            The plugin, which is loaded, dormant or has failed.
+            The plugin with the stage "loaded", "dormant" or "failed"; unchanged if it isn't chosen.
         """
         if plugin.stage != "chosen" or plugin.found is None:
             return plugin
@@ -108,11 +109,12 @@ def assemble(
     """Builds the plugins of a run or a command, each once, and orders them.
 
     Args:
+        configuration: of the run.
         discovery: the plugins that the command has discovered and loaded already.
-        task: None for a command that has no task, which shows the plugins.
+        task: None for a command that shows plugins without having a task.
         core: the core's plugins.
-        passed: of the task, of `Trainer` and of flags; see `passed_plugins`. None if they aren't
-            known yet.
+        passed: plugins of the task, of `Trainer` and of flags; see `passed_plugins`. None if they
+            aren't known yet.
     """
     discovery = discovery or Discovery(configuration)
     names = None if passed is None else [plugin.name for plugin in passed]
@@ -127,7 +129,7 @@ def assemble(
     registry = _arranged(participants, configuration.rules)
     problems += [*failures, *refusals, *registry.problems]
     registry = dataclasses.replace(registry, problems=tuple(dict.fromkeys(problems)))
-    # Warnings of deprecated hooks are a run's; the commands have remarks.
+    # Only a run shows the warnings of deprecated hooks; commands print remarks instead.
     is_silent = task is None or bool(problems)
     with warnings.catch_warnings(action="ignore") if is_silent else nullcontext():
         refused = refused_by_pluggy(registry)
@@ -137,7 +139,11 @@ def assemble(
 def unsuitable_reasons(
     answers: Iterable[tuple[Plugin, str]], who_insists: Callable[[Found], Reason | None]
 ) -> dict[str, str]:
-    """Returns the answers of `unsuitable` by folded name.
+    """Returns the reasons that plugins returned from `unsuitable`, by folded name.
+
+    Args:
+        answers: (plugin, reason) pairs.
+        who_insists: returns how the user requested a plugin by name, or None.
 
     Raises:
         PluginError: a plugin that was requested by name can't be used.
@@ -162,9 +168,9 @@ def unsuitable_reasons(
 
 
 def unexpected(plugin: Found | Plugin, error: BaseException) -> PluginError:
-    """Returns the problem with a plugin that raises unexpectedly."""
+    """Returns the error for a plugin that raised while the core read it."""
     problem = PluginError(
-        f"{plugin.name} can't be looked at: {type(error).__name__}: " + text_of(error),
+        f"{plugin.name} can't be inspected: {type(error).__name__}: " + text_of(error),
         subjects=[plugin],
         plugin=plugin.origin,
         fix="fix it, or " + plugin.way_out,
@@ -176,7 +182,7 @@ def unexpected(plugin: Found | Plugin, error: BaseException) -> PluginError:
 def _attempt(
     step: Callable[[Plugin, Configuration], Plugin], plugin: Plugin, configuration: Configuration
 ) -> Plugin:
-    """Takes a plugin to its next stage; an exception is its failure."""
+    """Takes a plugin to its next stage; after an exception its stage is "failed"."""
     try:
         return step(plugin, configuration)
     except EventloopError as error:
@@ -188,7 +194,7 @@ def _attempt(
 
 
 def _woken(plugin: Plugin, configuration: Configuration) -> Plugin:
-    """Returns a loaded plugin, or a dormant one; this is the only place that decides so in a run."""
+    """Makes a loaded plugin dormant if it waits for options; a run decides this only here."""
     if reason := dormancy(plugin, configuration):
         return dataclasses.replace(plugin, stage="dormant", reason=reason, kind="option", undo="")
     return plugin
@@ -200,13 +206,14 @@ def _built(
     """Loads and builds the chosen plugins, except those replaced by an object passed in Python.
 
     Returns:
-        The plugins, and their problems that `Discovery.problems` doesn't have.
+        The plugins, and the problems that `Discovery.problems` doesn't report.
     """
     replaced = set(map(fold, passed or ()))
     chosen = discovery.chosen(configuration)
     remaining = [plugin for plugin in chosen if fold(plugin.name) not in replaced]
     with named_interrupts():
-        # All are imported before one is built.
+        # All plugins are imported before the first is built: a constructor may start threads or
+        # change global state, which the import of another plugin shouldn't see.
         loaded = [discovery.loaded(plugin, configuration) for plugin in remaining]
         records = [
             _attempt(_build, plugin, configuration) if plugin.stage == "loaded" else plugin
@@ -231,32 +238,33 @@ def _build(plugin: Plugin, configuration: Configuration) -> Plugin:
 def _option_names(
     plugin: Plugin, configuration: Configuration, discovery: Discovery
 ) -> list[str] | None:
-    """Returns the options that can be set for a plugin; None if it is off or can't be read.
+    """Returns the names of a plugin's options; None if it is off or can't be read.
 
-    Options of a plugin that a resumed run began without are also checked if a new run would leave
-    it out, too: the command that began the run may set them.
+    A resumed run may have begun without the plugin. The options are still returned if it didn't
+    suit the task, or if a new run would leave it dormant: the command that began the run may set
+    them.
     """
     target = plugin.imported
     if plugin.kind in ("run", "since", "unsuitable") and configuration.section(plugin.name):
-        of_new_run = discovery.loaded(dataclasses.replace(plugin, stage="chosen"), configuration)
-        if plugin.kind == "unsuitable" or of_new_run.stage == "dormant":
-            target = of_new_run.imported
+        in_new_run = discovery.loaded(dataclasses.replace(plugin, stage="chosen"), configuration)
+        if plugin.kind == "unsuitable" or in_new_run.stage == "dormant":
+            target = in_new_run.imported
     if target is None:
         return None
     try:
         return list(plugin_options(target))
-    except Exception:  # noqa: BLE001 - is a problem of the plugin already
+    except Exception:  # noqa: BLE001 - reported as the plugin's failure already
         return None
 
 
 def _arranged(records: Sequence[Plugin], rules: Rules) -> Registry:
-    """Orders plugins; a plugin that can't be inspected fails."""
+    """Validates and orders plugins; a plugin that can't be inspected gets the stage "failed"."""
     try:
         return arrange(records, rules)
     except BaseException as error:
         if is_interrupted(error):
             raise
-    # Which plugin it was shows when each is arranged without the others.
+    # Arranging each plugin alone shows which plugin raised.
     remaining = [_inspected(plugin) for plugin in records]
     failures = [plugin.failure for plugin in remaining if plugin.failure is not None]
     registry = arrange(remaining, rules)
@@ -276,10 +284,14 @@ def _inspected(plugin: Plugin) -> Plugin:
 
 
 def _stand_in(rules: Rules) -> Plugin:
-    """Creates a stand-in for the task with the actions that `owners` assigns to the task."""
+    """Creates a stand-in for the task, with the actions that `owners` assigns to the task.
+
+    Commands that list plugins have no task; without it, `owners` would seem to name an
+    implementation that doesn't exist.
+    """
 
     def answer(state: object) -> None:
-        """Represents the task's implementation, which isn't known yet."""
+        """Stands in for the task's implementation."""
 
     actions = [action for action, owner in rules.owners.items() if owner.value == "task"]
     return Plugin(

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def plugin_options(target: object) -> Mapping[str, Option]:
-    """Returns the options of an entry point's object by folded name; only a class has some."""
+    """Returns the options of an entry point's object by folded name; only classes have options."""
     kind: Callable[..., Any] | None = target if inspect.isclass(target) else None
     return {} if kind is None else options_of(kind)
 
 
 def build(plugin: Plugin, configuration: Configuration) -> Plugin:
-    """Builds a loaded plugin; a class is instantiated, anything else is used as it is.
+    """Builds a loaded plugin: instantiates a class, and uses any other object as it is.
 
     Raises:
         SettingError: an option has the wrong type.
@@ -45,7 +45,11 @@ def build(plugin: Plugin, configuration: Configuration) -> Plugin:
 
 
 def call(plugin: Plugin, function: Callable[..., object], options: Mapping[str, Any]) -> object:
-    """Calls a plugin's constructor, or what starts something for it; a failure names the plugin."""
+    """Calls a plugin's constructor or another function of it.
+
+    Raises:
+        PluginError: the function raises; the error names the plugin and the call.
+    """
     try:
         return function(**options)
     except Exception as error:
@@ -62,22 +66,23 @@ def call(plugin: Plugin, function: Callable[..., object], options: Mapping[str, 
 def stored_options(target: object) -> dict[str, Any]:
     """Returns the non-default options of an instance that was built in Python.
 
-    These are attributes named after a constructor's parameter, `alpha` or `_alpha`, whose values
-    are numbers, text, times, functions (by name), tensors of up to a million entries (by digest),
-    or lists and mappings of these; not models and other objects.
+    An option is read from the attribute that is named after a constructor's parameter, `alpha` or
+    `_alpha`. Its value must be a number, a text, a time, a function (stored by name), a tensor of
+    up to a million entries (stored by digest), or a list or mapping of these. Others, such as
+    models, are left out.
     """
     if not inspect.isfunction(type(target).__init__) or not hasattr(target, "__dict__"):
         return {}
-    held = vars(target)
+    attributes = vars(target)
     stored = {}
     for name, parameter in inspect.signature(type(target)).parameters.items():
-        known = _value(held.get(name, held.get(f"_{name}", _Opaque)))
-        if known is not _Opaque and known != _value(parameter.default):
-            stored[name] = known
+        value = _value(attributes.get(name, attributes.get(f"_{name}", _Opaque)))
+        if value is not _Opaque and value != _value(parameter.default):
+            stored[name] = value
     return stored
 
 
-_LARGEST = 10**6  # entries of a tensor that is an option
+_MAX_ENTRIES = 10**6  # of a tensor that is an option
 
 
 class _Opaque:
@@ -85,7 +90,10 @@ class _Opaque:
 
 
 def _value(value: Any) -> Any:
-    """Returns a value as a manifest can hold it; imports no torch, which most commands don't need."""
+    """Returns a value in the form that a manifest can hold, or `_Opaque` if it has none.
+
+    Compares names of types instead of importing torch, which most commands don't need.
+    """
     if value is None or isinstance(value, (bool, int, float, str, Path, Time)):
         return value
     if inspect.isroutine(value):
@@ -93,21 +101,21 @@ def _value(value: Any) -> Any:
     if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
         return str(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
-        if value.numel() > _LARGEST:
+        if value.numel() > _MAX_ENTRIES:
             return _Opaque
         digest = hashlib.sha256(str(value.detach().cpu().tolist()).encode()).hexdigest()[:16]
         return f"tensor of shape {tuple(value.shape)}, {value.dtype}, sha256 {digest}"
     if isinstance(value, list | tuple):
-        entries = [_value(one) for one in value]
+        entries = [_value(entry) for entry in value]
         return _Opaque if _Opaque in entries else entries
     if isinstance(value, dict):
-        named = {str(key): _value(one) for key, one in value.items()}
+        named = {str(key): _value(entry) for key, entry in value.items()}
         return _Opaque if _Opaque in named.values() else named
     return _Opaque
 
 
 def dormancy(plugin: Plugin, configuration: Configuration) -> str:
-    """Returns what a loaded plugin waits for: `waiting for --distill.teacher`; "" if for nothing."""
+    """Returns why a loaded plugin is dormant: `waiting for --distill.teacher`; "" if it isn't."""
     target = plugin.imported
     required = [option.name for option in plugin_options(target).values() if option.required]
     facts = facts_of(target) if inspect.isclass(target) else PluginFacts()
@@ -121,13 +129,16 @@ def awaited(
     wakes_with: Sequence[str],
     off_until_named: bool,
 ) -> str:
-    """Returns what a plugin waits for before it takes part; "" if for nothing.
+    """Returns the options that a plugin waits for before it takes part; "" if it doesn't wait.
 
-    It waits for all options without a default, for one of `wakes_with`, and if it is
-    `off_until_named`, for any option. One that is requested by name doesn't wait.
+    A plugin waits for all options without a default, for an option of `wakes_with`, and if it is
+    `off_until_named`, for any option. A plugin that is requested by name doesn't wait.
 
     Args:
-        required: its options without a default.
+        plugin: the chosen or loaded plugin.
+        required: the names of its options without a default.
+        wakes_with: its attribute.
+        off_until_named: its attribute.
     """
     if plugin.found is None or configuration.who_insists(plugin.found):
         return ""
@@ -144,7 +155,7 @@ def awaited(
 
 
 def typed_options(plugin: Plugin, configuration: Configuration) -> dict[str, Any]:
-    """Returns the options that were set, converted for the constructor; builds nothing.
+    """Returns the options that the user set, converted to the types of the constructor.
 
     Raises:
         SettingError: an option has the wrong type.
@@ -163,7 +174,7 @@ def typed_options(plugin: Plugin, configuration: Configuration) -> dict[str, Any
                 f"{plugin.name} needs its option {option.name!r}, which has no default",
                 subjects=[plugin],
                 plugin=plugin.origin,
-                fix=f"give it with {shell(flag(option.name, plugin.name), type_name)}, or "
+                fix=f"set it with {shell(flag(option.name, plugin.name), type_name)}, or "
                 + plugin.way_out,
             )
     return options

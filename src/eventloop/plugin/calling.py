@@ -1,4 +1,4 @@
-"""How a plan calls implementations, and the wrappers around them."""
+"""Calls of implementations, and of the wrappers around them, as plans make them."""
 
 from __future__ import annotations
 
@@ -19,60 +19,66 @@ STATE_ALONE = ("state",)
 Plan = Callable[..., Any]
 
 
-def direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
-    """Returns a function and its first argument: the State, or a callback's view of it."""
-    if one.every is None and one.argnames == STATE_ALONE:
-        return one.function, _argument(one, state)
-    call = adapted(one, state)
+def direct(impl: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
+    """Returns a function of one argument, and that argument: the State or a callback's view of it.
+
+    Without `functools.partial` in between, the call takes a third less time.
+    """
+    if impl.every is None and impl.argnames == STATE_ALONE:
+        return impl.function, _argument(impl, state)
+    call = adapted(impl, state)
     return lambda _state: call(), state
 
 
-def _argument(one: Implementation, state: State) -> State | StateView:
+def _argument(impl: Implementation, state: State) -> State | StateView:
     """Returns the State, or a view of it for a callback."""
-    return view_of(state, one.origin) if one.plugin.role == "callback" else state
+    return view_of(state, impl.origin) if impl.plugin.role == "callback" else state
 
 
-def adapted(one: Implementation, state: State) -> Callable[..., Any]:
+def adapted(impl: Implementation, state: State) -> Callable[..., Any]:
     """Returns the function with the State bound, taking the hook's other arguments by position.
 
     The State, or a callback's view of it, is the same for the whole run.
     """
-    return at_intervals(one, functools.partial(caller(one), _argument(one, state)), state)
+    return at_intervals(impl, functools.partial(caller(impl), _argument(impl, state)), state)
 
 
-def caller(one: Implementation) -> Callable[..., Any]:
-    """Returns the function as one that takes all arguments of its hook, `state` first."""
-    function = one.function
-    names = one.hook.argnames
-    if one.argnames == names:
+def caller(impl: Implementation) -> Callable[..., Any]:
+    """Returns a function that takes all arguments of the hook, `state` first.
+
+    pluggy's semantics: an implementation may take only some of the hook's arguments.
+    """
+    function = impl.function
+    names = impl.hook.argnames
+    if impl.argnames == names:
         return function
-    idxs = [names.index(name) for name in one.argnames]
+    idxs = [names.index(name) for name in impl.argnames]
     return lambda *args: function(*(args[idx] for idx in idxs))
 
 
 def enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:
-    """Wraps a plan, the first wrapper outermost."""
-    for one in reversed(wrappers):
-        inner = _wrap(inner, one, state)
+    """Wraps a plan in wrappers, with the first wrapper outermost."""
+    for impl in reversed(wrappers):
+        inner = _wrap(inner, impl, state)
     return inner
 
 
-def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
-    start: Callable[..., Generator[None, Any, Any]] = adapted(one, state)
-    is_action = one.hook.kind == "action"
-    must_return = one.hook.kind != "event" and not one.conditional
+def _wrap(inner: Plan, impl: Implementation, state: State) -> Plan:
+    start: Callable[..., Generator[None, Any, Any]] = adapted(impl, state)
+    is_action = impl.hook.kind == "action"
+    must_return = impl.hook.kind != "event" and not impl.conditional
 
     def enclosed(*args: Any) -> Any:
         outer_again = state.enclosed
 
-        def run(*others: Any) -> Any:
-            state.enclosed = None  # what is enclosed would ask for itself, without end
+        def run(*new_arguments: Any) -> Any:
+            state.enclosed = None  # `again` in an enclosed implementation would recurse forever
             try:
-                return inner(args[0], *others) if others else inner(*args)
+                return inner(args[0], *new_arguments) if new_arguments else inner(*args)
             finally:
-                state.enclosed = again
+                state.enclosed = rest_of_chain
 
-        state.enclosed = again = run if is_action else None
+        state.enclosed = rest_of_chain = run if is_action else None
         result = None
         passing = None
         try:
@@ -80,22 +86,22 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
             try:
                 next(generator)
             except StopIteration:
-                raise PluginError("a wrapper didn't yield", wrapper=one.origin) from None
+                raise PluginError("a wrapper didn't yield", wrapper=impl.origin) from None
             try:
                 result = run()
-            except BaseException as error:  # noqa: BLE001  the wrapper decides what becomes of it
+            except BaseException as error:  # noqa: BLE001  the wrapper may handle it
                 passing = error
-            result = _resume(generator, result, passing, one)
-            if passing is not None and one.plugin.role == "callback":
-                raise swallowed(one) from passing
+            result = _resume(generator, result, passing, impl)
+            if passing is not None and impl.plugin.role == "callback":
+                raise swallowed(impl) from passing
             if result is None and must_return:
-                raise returned_nothing(one)
-            if not is_action and not fits(result, one):
-                raise misfit(result, one)
+                raise returned_nothing(impl)
+            if not is_action and not fits(result, impl):
+                raise misfit(result, impl)
             return result
         except BaseException as error:
             if error is not passing:
-                blame(error, one, state)
+                blame(error, impl, state)
             raise
         finally:
             state.enclosed = outer_again
@@ -107,9 +113,13 @@ def _resume(
     generator: Generator[None, Any, Any],
     result: Any,
     error: BaseException | None,
-    one: Implementation,
+    impl: Implementation,
 ) -> Any:
-    """Resumes a wrapper with the result or exception of the enclosed call; returns its own result."""
+    """Resumes a wrapper with the enclosed call's result or exception; returns the wrapper's result.
+
+    Raises:
+        PluginError: the wrapper yielded a second time.
+    """
     try:
         if error is None:
             generator.send(result)
@@ -124,4 +134,4 @@ def _resume(
             raise error from None
         raise
     generator.close()
-    raise PluginError("a wrapper yielded a second time", wrapper=one.origin)
+    raise PluginError("a wrapper yielded a second time", wrapper=impl.origin)

@@ -1,4 +1,4 @@
-"""Step 2, choose: decides which of the discovered plugins take part; finds unmet requirements and conflicts."""
+"""Step 2, choose: decides which discovered plugins take part; finds unmet requirements and conflicts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ from eventloop.plugin.records import Found, Plugin
 
 
 def choose(
-    found: Sequence[Found], choice: Choice, rules: Rules | None = None
+    plugins_found: Sequence[Found], choice: Choice, rules: Rules | None = None
 ) -> tuple[Plugin, ...]:
-    """Decides for every discovered plugin whether it takes part, even with problems in the choice.
+    """Decides for every discovered plugin whether it takes part, even if the choice has problems.
 
     Args:
-        rules: of the configuration; none by default.
+        plugins_found: the discovered plugins.
+        choice: the plugins that flags and settings select.
+        rules: the configuration's rules; none by default.
 
     Returns:
-        The plugins, chosen or off; those whose name can't be used have failed.
+        The plugins, with the stage "chosen", "off", or "failed" if the name can't be used.
     """
     rules = rules or Rules()
-    local = sorted((entry for entry in found if entry.local), key=lambda entry: entry.by_flag)
-    files = {fold(entry.name): entry for entry in local}  # what a flag names is stronger
-    plugins = [_decide(entry, choice, rules, files.get(fold(entry.name)), found) for entry in found]
+    local = sorted(
+        (entry for entry in plugins_found if entry.local), key=lambda entry: entry.by_flag
+    )
+    # Plugins that a flag names come last, so that they replace a project's of the same name.
+    files = {fold(entry.name): entry for entry in local}
+    plugins = [
+        _decide(entry, choice, rules, files.get(fold(entry.name)), plugins_found)
+        for entry in plugins_found
+    ]
     unusable = name_problems(plugin for plugin in plugins if plugin.stage == "chosen")
     return tuple(
         plugin.failed(unusable[plugin.found]) if plugin.found in unusable else plugin
@@ -62,11 +70,11 @@ def _unknown_choices(
     plugins: Sequence[Plugin], choice: Choice, passed: Collection[str] | None
 ) -> Iterator[UsageError]:
     names = sorted([*(plugin.name for plugin in plugins), *(passed or ())])
-    known = set(map(fold, names))
-    # What a task brings can be switched off; before it is built, that isn't known.
-    judged = sorted(choice.insist) + (sorted(choice.off) if passed is not None else [])
-    for name in judged:
-        if fold(name) not in known:
+    folded_names = set(map(fold, names))
+    # `-p no:NAME` can name a plugin of the task, so these names aren't checked before it is built.
+    checked_names = sorted(choice.insist) + (sorted(choice.off) if passed is not None else [])
+    for name in checked_names:
+        if fold(name) not in folded_names:
             fix = install(name if name in choice.insist else "")
             if name in choice.insist and name.isidentifier() and Path(f"{name}.py").is_file():
                 fix = f"for a class in the file write {shell('-p', f'./{name}.py:{camel(name)}')}"
@@ -84,13 +92,15 @@ def _unknown_choices(
 def _unknown_names(rules: Rules, installed: Collection[str]) -> Iterator[SettingError]:
     """Finds names in `disable` and `allow` that match no installed plugin.
 
-    A site's file is for many environments, so its names aren't checked.
+    The names in a site's file aren't checked, because it is used for many environments.
     """
-    known = {fold(name) for name in installed}
+    folded_names = {fold(name) for name in installed}
     written = [("disable", value) for value in rules.disable.values()]
-    written += [("allow", Value(name, one.source)) for one in rules.allow for name in one.value]
+    written += [
+        ("allow", Value(name, allowed.source)) for allowed in rules.allow for name in allowed.value
+    ]
     for key, value in written:
-        if value.source != rules.site and fold(value.value) not in known:
+        if value.source != rules.site and fold(value.value) not in folded_names:
             reason = f", but no plugin has this name{closest(value.value, sorted(installed))}"
             if use := use_without_plugin(value.value):
                 reason = f": {use}"
@@ -134,16 +144,16 @@ def rule_problems(
             yield _refused(
                 plugin,
                 f"{name} was asked for, but the site switches it off: " + plugin.reason,
-                way_out + "; what the site says can't be overruled",
+                way_out + "; the site's rules can't be overruled",
             )
 
 
-def _refused(plugin: Plugin, what: str, fix: str, **at: str) -> PluginError:
-    return PluginError(what, subjects=[plugin], plugin=plugin.origin, **at, fix=fix)
+def _refused(plugin: Plugin, message: str, fix: str, **fields: str) -> PluginError:
+    return PluginError(message, subjects=[plugin], plugin=plugin.origin, **fields, fix=fix)
 
 
 def ban(name: str, rules: Rules, *, by_site: bool = False) -> Reason | None:
-    """Returns why a plugin must not be active; None if it can be.
+    """Returns the reason why a plugin must not be active, or None if it may be.
 
     Args:
         by_site: whether to consider only the site's rules.
@@ -165,42 +175,50 @@ def is_switched_off(name: str, choice: Choice) -> bool:
 
 
 def _decide(
-    found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
+    plugin: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
 ) -> Plugin:
-    """Decides for one plugin; the strongest rule comes first."""
-    if reason := ban(found.name, rules, by_site=True):
-        return Plugin.of(found, "off", reason)
-    if found.by_flag:
-        return Plugin.of(found, reason=Reason(f"-p {found.entry_point.value}", "flag"))
-    if is_switched_off(found.name, choice):
-        typed = next(name for name in choice.off if fold(name) == fold(found.name))
-        return Plugin.of(found, "off", _by_flag(f"-p no:{typed}"))
-    if from_file is not None and from_file is not found and from_file.local is not None:
-        taken = f"{from_file.local} takes its place"
-        return Plugin.of(found, "off", Reason(taken, "flag", from_file.way_out))
-    banned = ban(found.name, rules)
-    if not is_in_range(__version__, found.needs):
-        return Plugin.of(found, "off", _by_version(found, all_found))
-    if fold(found.name) in map(fold, choice.insist):
+    """Decides whether a plugin takes part; the rules are in order of precedence.
+
+    Args:
+        plugin: the discovered plugin.
+        from_file: the plugin of this name in a file or module, which replaces an installed plugin.
+        all_found: every discovered plugin.
+    """
+    if reason := ban(plugin.name, rules, by_site=True):
+        return Plugin.of(plugin, "off", reason)
+    if plugin.by_flag:
+        return Plugin.of(plugin, reason=Reason(f"-p {plugin.entry_point.value}", "flag"))
+    if is_switched_off(plugin.name, choice):
+        typed = next(name for name in choice.off if fold(name) == fold(plugin.name))
+        return Plugin.of(plugin, "off", _by_flag(f"-p no:{typed}"))
+    if from_file is not None and from_file is not plugin and from_file.local is not None:
+        reason_text = f"{from_file.local} takes its place"
+        return Plugin.of(plugin, "off", Reason(reason_text, "flag", from_file.way_out))
+    banned = ban(plugin.name, rules)
+    if not is_in_range(__version__, plugin.needs):
+        return Plugin.of(plugin, "off", _by_version(plugin, all_found))
+    if fold(plugin.name) in map(fold, choice.insist):
         is_due_to_it = banned or choice.autoload is not True
-        return Plugin.of(found, reason=_by_flag(f"-p {found.name}") if is_due_to_it else Reason(""))
-    if reason := banned or choice.stays_out(found):
-        return Plugin.of(found, "off", reason)
-    if choice.autoload is True or choice.autoload == found.role + "s":
-        return Plugin.of(found)
-    if reason := rules.requires(found.name):
-        return Plugin.of(found, reason=reason)
-    return Plugin.of(found, "off", _by_flag(choice.autoload_reason)._replace(kind="autoload"))
+        return Plugin.of(
+            plugin, reason=_by_flag(f"-p {plugin.name}") if is_due_to_it else Reason("")
+        )
+    if reason := banned or choice.stays_out(plugin):
+        return Plugin.of(plugin, "off", reason)
+    if choice.autoload is True or choice.autoload == plugin.role + "s":
+        return Plugin.of(plugin)
+    if reason := rules.requires(plugin.name):
+        return Plugin.of(plugin, reason=reason)
+    return Plugin.of(plugin, "off", _by_flag(choice.autoload_reason)._replace(kind="autoload"))
 
 
-def _by_version(found: Found, all_found: Iterable[Found]) -> Reason:
-    from eventloop.plugin.static_check import foreign_hooks  # reads sources: a run needn't
+def _by_version(plugin: Found, all_found: Iterable[Found]) -> Reason:
+    from eventloop.plugin.static_check import foreign_hooks  # most runs don't need to read sources
 
-    core = f"torch-eventloop{found.needs}"
-    fix = f"{pip('install', core)}, or {pip('install -U', found.distribution)}"
-    names = " and ".join(foreign_hooks(found, all_found))
-    which = f", which has {names}; " if names else ", and "
-    return Reason(f"needs {core}{which}{__version__} is installed", "version", fix)
+    core = f"torch-eventloop{plugin.needs}"
+    fix = f"{pip('install', core)}, or {pip('install -U', plugin.distribution)}"
+    names = " and ".join(foreign_hooks(plugin, all_found))
+    hooks_text = f", which has {names}; " if names else ", and "
+    return Reason(f"needs {core}{hooks_text}{__version__} is installed", "version", fix)
 
 
 def _by_flag(flag: str) -> Reason:
@@ -221,55 +239,59 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
     )
 
 
-def _wrong_version(required: Requirement, found: Found) -> PluginError:
-    wanted = f"{found.distribution}{required.specifier}"
+def _wrong_version(required: Requirement, plugin: Found) -> PluginError:
+    requirement = f"{plugin.distribution}{required.specifier}"
     return PluginError(
-        f"{required.name}{required.specifier} is required, but {found.version or 'a file'} is "
-        "there",
-        subjects=[found],
-        plugin=found.origin,
+        f"{required.name}{required.specifier} is required, but {plugin.version or 'a file'} is "
+        "installed",
+        subjects=[plugin],
+        plugin=plugin.origin,
         source=required.source,
-        fix=pip("install", wanted)
-        if found.distribution
-        else f"leave {shell('-p', found.entry_point.value)} out",
+        fix=pip("install", requirement)
+        if plugin.distribution
+        else f"leave {shell('-p', plugin.entry_point.value)} out",
     )
 
 
 def relation_problems(plugins: Sequence[Plugin], off: Sequence[Plugin]) -> Iterator[PluginError]:
     """Finds plugins that require an inactive plugin, or conflict with an active one."""
-    active = {fold(one.name): one for one in plugins if one.role != "core"}
+    active = {
+        fold(active_plugin.name): active_plugin
+        for active_plugin in plugins
+        if active_plugin.role != "core"
+    }
     reasons = {fold(plugin.name): plugin.reason for plugin in off}
     for plugin in plugins:
         for name, versions in map(_parsed, plugin.facts.requires):
-            other = active.get(fold(name))
+            related = active.get(fold(name))
             reason = reasons.get(fold(name))
-            why = "which isn't installed"
+            problem = "which isn't installed"
             fix = pip("install", f"{distribution_of(name)}{versions}")
             if use := use_without_plugin(name):
-                why = "which isn't a plugin"
+                problem = "which isn't a plugin"
                 fix = f"take it out of `requires`; {use}"
-            if other is not None:
-                if not other.version or is_in_range(other.version, versions):
+            if related is not None:
+                if not related.version or is_in_range(related.version, versions):
                     continue
-                why = f"and {other.version} is installed"
-                fix = pip("install", f"{other.distribution}{versions}")
+                problem = f"and {related.version} is installed"
+                fix = pip("install", f"{related.distribution}{versions}")
             elif reason is not None:
-                why = "which is off: " + reason
+                problem = "which is off: " + reason
                 fix = "switch it on"
             yield PluginError(
-                f"{plugin.name} requires {name}{versions}, " + why,
-                subjects=[plugin, *filter(None, [other])],
+                f"{plugin.name} requires {name}{versions}, " + problem,
+                subjects=[plugin, *filter(None, [related])],
                 plugin=plugin.origin,
                 fix=f"{fix}, or " + plugin.way_out,
             )
         for name, versions in map(_parsed, plugin.facts.conflicts):
-            other = active.get(fold(name))
-            if other and (not versions or is_in_range(other.version, versions)):
-                names = (plugin.name, other.name)
+            related = active.get(fold(name))
+            if related and (not versions or is_in_range(related.version, versions)):
+                names = (plugin.name, related.name)
                 yield PluginError(
-                    f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
-                    subjects=[plugin, other],
-                    plugins=f"{plugin.origin}, {other.origin}",
+                    f"{plugin.name} and {related.name}{versions} can't work together, says {plugin.name}",
+                    subjects=[plugin, related],
+                    plugins=f"{plugin.origin}, {related.origin}",
                     fix=f"switch one off: {' or '.join(map(switch_off, names))}",
                 )
 

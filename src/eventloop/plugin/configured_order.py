@@ -1,4 +1,4 @@
-"""The order of plugins that a project or a site sets in `[tool.eventloop.order]`: its edges, its mistakes."""
+"""The order of plugins that a project or a site sets in `[tool.eventloop.order]`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ EVERY_HOOK = "all"
 
 
 def edges_of(rules: Rules, hook: str, closes: str | None = None) -> tuple[Edge, ...]:
-    """Returns the configured edges on a hook; each name runs before all that follow it.
+    """Returns the configured edges on a hook; each name runs before all names that follow it.
 
-    An entry for the hook takes precedence over one for every hook, and the site's over both. A
-    closing event takes its order from its opening event, so entries for every hook don't apply
-    to it. `close` reverses such an entry.
+    An entry for the hook takes precedence over an entry for every hook, and the site's entries over
+    both. A closing event takes its order from its opening event, so entries for every hook don't
+    apply to it. `close` reverses an entry for every hook.
 
     Args:
-        closes: the event that a plugin's hook closes; known for the core's hooks.
+        rules: the configuration's rules.
+        hook: the name of the hook.
+        closes: the event that a plugin's hook closes; not needed for the core's hooks.
     """
     edges: list[Edge] = []
     closes = EVENTS_AND_QUESTIONS[hook].closes if hook in EVENTS_AND_QUESTIONS else closes
@@ -37,9 +39,10 @@ def edges_of(rules: Rules, hook: str, closes: str | None = None) -> tuple[Edge, 
                 in_reverse = hook == "close" and key == EVERY_HOOK
                 names = value.value[::-1] if in_reverse else value.value
                 pairs = itertools.combinations(map(fold, names), 2)
-                by = f"order.{key} in {value.source}"
+                declared_by = f"order.{key} in {value.source}"
+                # An edge that contradicts an earlier, stronger entry is dropped.
                 edges += [
-                    Edge(*pair, declared_by=by, by_user=True)
+                    Edge(*pair, declared_by=declared_by, by_user=True)
                     for pair in pairs
                     if path_of(pair[1], pair[0], edges) is None
                 ]
@@ -47,11 +50,14 @@ def edges_of(rules: Rules, hook: str, closes: str | None = None) -> tuple[Edge, 
 
 
 def order_problems(registry: Registry) -> Iterator[PluginError]:
-    """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call."""
+    """Finds unknown hooks and plugins in `order`, and plugins that don't implement the hook.
+
+    The names of plugins in a site's file aren't checked, because it is used for many environments.
+    """
     hooks = registry.hooks
     plugins = registry.names
     idle = registry.idle
-    known = {fold(name) for name in plugins}
+    folded_names = {fold(name) for name in plugins}
     for order in registry.rules.orders:
         for hook, value in order.items():
             if hook != EVERY_HOOK and not hooks.knows(hook):
@@ -60,15 +66,15 @@ def order_problems(registry: Registry) -> Iterator[PluginError]:
                     source=value.source,
                     fix="fix the name; list the hooks with `eventloop plugins hooks`",
                 )
-            named = value.value if value.source != registry.rules.site else ()
-            for name in named:
-                is_known = fold(name) in known
-                if is_known and fold(name) not in idle(hook):
+            names = value.value if value.source != registry.rules.site else ()
+            for name in names:
+                is_installed = fold(name) in folded_names
+                if is_installed and fold(name) not in idle(hook):
                     continue
-                why = f"but no plugin has this name{closest(name, sorted(plugins))}"
+                reason = f"but no plugin has this name{closest(name, sorted(plugins))}"
                 fix = "fix or remove the name; list what is installed with `eventloop plugins`"
-                if is_known:
-                    why = f"which doesn't implement {hook}"
-                    fix = "remove the name; `eventloop plugins hooks` lists who does"
-                what = f"order.{hook} names {name!r}, {why}"
-                yield PluginError(what, source=value.source, fix=fix)
+                if is_installed:
+                    reason = f"which doesn't implement {hook}"
+                    fix = "remove the name; `eventloop plugins hooks` lists the plugins that do"
+                message = f"order.{hook} names {name!r}, {reason}"
+                yield PluginError(message, source=value.source, fix=fix)

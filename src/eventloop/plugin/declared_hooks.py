@@ -1,4 +1,4 @@
-"""The hooks of a run: the core's, and those declared by plugins with `hookspecs`."""
+"""The hooks of a run: the core's hooks, and hooks that plugins declare with `hookspecs`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HookTable(dict[str, Hook]):
 
     Args:
         hooks: the available hooks.
-        removed: what replaced each removed hook.
+        removed: by the name of a removed hook, the text that says what replaced it.
         off: the inactive plugins; the hooks that they declare aren't available.
     """
 
@@ -36,22 +36,22 @@ class HookTable(dict[str, Hook]):
         self.off = tuple(off)
 
     def knows(self, name: str) -> bool:
-        """Returns whether there is a hook with this name, or would be if a plugin weren't off."""
-        return name in self or self._declared_by_one_off(name) is not None
+        """Returns whether a hook has this name, also if the plugin that declares it is off."""
+        return name in self or self._inactive_declarer(name) is not None
 
     def hint(self, name: str) -> str:
-        """Returns the hint for an unknown hook's name, "; ..." or ""."""
+        """Returns the hint for a wrong hook name: "; ..." to append to a message, or ""."""
         if name in self:
-            by = " and ".join(self[name].declared_by) or "the core"
-            return f"; it is {a(self[name].kind)} of {by}"
+            declared_by = " and ".join(self[name].declared_by) or "the core"
+            return f"; it is {a(self[name].kind)} of {declared_by}"
         if name in self.removed:
             return f"; it was {self.removed[name]}"
-        if one := self._declared_by_one_off(name):
-            return f"; the plugin {one.name} declares it, but is off: {one.reason}"
+        if plugin := self._inactive_declarer(name):
+            return f"; the plugin {plugin.name} declares it, but is off: {plugin.reason}"
         return known_as(name, HOOK_WORDS, self)
 
-    def _declared_by_one_off(self, name: str) -> Plugin | None:
-        from eventloop.plugin.static_check import static_hooks  # reads sources: a run needn't
+    def _inactive_declarer(self, name: str) -> Plugin | None:
+        from eventloop.plugin.static_check import static_hooks  # most runs don't read sources
 
         for plugin in self.off:
             if plugin.found is not None and name in static_hooks(plugin.found):
@@ -65,7 +65,9 @@ HOOKS = HookTable(declared_hooks([Events, Actions]), REMOVED_HOOKS)
 def hooks_of(
     plugins: Iterable[Plugin], off: Iterable[Plugin]
 ) -> tuple[HookTable, list[PluginError]]:
-    """Collects the core's hooks and those that plugins declare; several can declare the same hook.
+    """Collects the core's hooks and the hooks that plugins declare.
+
+    Several plugins can declare the same hook, if they share one class as their `hookspecs`.
 
     Returns:
         The hooks, and every problem with a declaration.
@@ -75,27 +77,27 @@ def hooks_of(
     for plugin in plugins:
         if (namespace := plugin.facts.hookspecs) is None:
             continue
-        own = declared_hooks([namespace], plugin.name)
-        misfits = [*_unreadable(plugin, namespace, own)]
+        declared = declared_hooks([namespace], plugin.name)
+        misfits = [*_unreadable(plugin, namespace, declared)]
         hooks.removed |= facts_of(namespace).removed_hooks or {}
-        for name, hook in own.items():
-            known = hooks.setdefault(name, hook)
-            if known is not hook and known.spec is hook.spec:
-                by = (*known.declared_by, plugin.name)
-                hooks[name] = dataclasses.replace(known, declared_by=by)
-            elif known is not hook:
-                misfits.append(_clash(plugin, known))
-        misfits += _misfits(own, hooks)
+        for name, hook in declared.items():
+            existing = hooks.setdefault(name, hook)
+            if existing is not hook and existing.spec is hook.spec:
+                declared_by = (*existing.declared_by, plugin.name)
+                hooks[name] = dataclasses.replace(existing, declared_by=declared_by)
+            elif existing is not hook:
+                misfits.append(_clash(plugin, existing))
+        misfits += _misfits(declared, hooks)
         problems += [plugin.problem(*misfit) for misfit in misfits]
     return hooks, problems
 
 
-# What is wrong, and how to fix it.
+# A message and a fix.
 _Misfit = tuple[str, str]
 
 
-def _unreadable(plugin: Plugin, namespace: Any, own: Mapping[str, Hook]) -> Iterator[_Misfit]:
-    """Finds what `hookspecs` has that can't be read: markers of pluggy, misspelt names, nothing."""
+def _unreadable(plugin: Plugin, namespace: Any, declared: Mapping[str, Hook]) -> Iterator[_Misfit]:
+    """Finds pluggy's own markers and misspelt attributes in `hookspecs`, or that it has no hooks."""
     marked = marked_by_pluggy(namespace)
     for name in marked:
         yield (
@@ -104,48 +106,48 @@ def _unreadable(plugin: Plugin, namespace: Any, own: Mapping[str, Hook]) -> Iter
         )
     for name, fact in misspelt_facts(namespace):
         yield f"no attribute of hookspecs is named {name!r}; the closest is {fact!r}", "rename it"
-    if not own and not marked and facts_of(namespace).removed_hooks is None:
+    if not declared and not marked and facts_of(namespace).removed_hooks is None:
         yield (
             f"hookspecs of {plugin.name} declares no hooks: it is {namespace!r}",
             "put @hookspec(per=...) above its functions, or take hookspecs out",
         )
 
 
-def _clash(plugin: Plugin, known: Hook) -> _Misfit:
-    by = " and ".join(known.declared_by) or "the core"
+def _clash(plugin: Plugin, existing: Hook) -> _Misfit:
+    declared_by = " and ".join(existing.declared_by) or "the core"
     return (
-        f"the hook {known.name!r} of {plugin.name} is declared by {by} already",
-        f"give it the plugin's name, {fold(plugin.name)}_{known.name}; plugins that mean the same "
-        "hook share one class as their `hookspecs`",
+        f"the hook {existing.name!r} of {plugin.name} is declared by {declared_by} already",
+        f"prefix it with the plugin's name, {fold(plugin.name)}_{existing.name}; plugins that share "
+        "a hook must have the same class as their `hookspecs`",
     )
 
 
-def _misfits(own: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[_Misfit]:
-    """Finds declarations that can't be called as written, each with a fix."""
-    for name, hook in own.items():
+def _misfits(declared: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[_Misfit]:
+    """Finds declarations that can't be called as written; yields each with a fix."""
+    for name, hook in declared.items():
         parameters = list(hook.signature.parameters.values())
         if not parameters or parameters[0].name != "state":
             yield (
                 f"the hook {name!r} doesn't take `state` first, which every call passes",
                 f"write `def {name}(self, state, ...)`",
             )
-        for one in parameters:
-            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY):
+        for parameter in parameters:
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
                 yield (
-                    f"the hook {name!r} takes {one}, which no implementation would get",
+                    f"the hook {name!r} takes {parameter}, which no implementation would receive",
                     "write plain arguments, with or without a default",
                 )
         if hook.closes and (hook.closes not in hooks or hooks[hook.closes].kind != "event"):
             yield (
                 f"the hook {name!r} closes {hook.closes!r}, but no event has this name",
-                "name the event that it ends in closes=..., or leave that out",
+                "set closes=... to the event that it closes, or leave that out",
             )
 
 
 def checked(hook: Hook, plan: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a plan for `state.call`: arguments by position or name, with the spec's defaults.
+    """Returns a function for `state.call` that takes arguments by position or name, with defaults.
 
-    In the call, `state.again()` of an outer wrapper has no effect.
+    The defaults are the hookspec's. During the call, `state.again()` doesn't reach an outer wrapper.
     """
     signature = hook.signature
 
@@ -156,7 +158,7 @@ def checked(hook: Hook, plan: Callable[..., Any]) -> Callable[..., Any]:
             raise PluginError(
                 f"state.call({hook.name!r}, ...): {error}",
                 hook=f"{hook.name}{signature}".replace("'", ""),
-                fix="pass what the hook takes beside the State, by position or by name",
+                fix="pass the hook's arguments after the State, by position or by name",
             ) from None
         bound.apply_defaults()
         outer = state.enclosed

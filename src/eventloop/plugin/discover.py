@@ -1,4 +1,4 @@
-"""Step 1, discover: reads the metadata of installed packages, as far as possible."""
+"""Step 1, discover: finds plugins in the metadata of installed packages, without importing them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from eventloop.config.plugin_flags import Local
     from eventloop.plugin.records import Plugin
 
-# Neither goes back and forth in a long line: what follows is taken apart without a pattern.
+# Neither pattern backtracks on a long line: the text after the name is parsed without a pattern.
 _NEEDS = re.compile(
     r"^Requires-Dist:[ \t]*torch[-_.]eventloop(?![-\w.])(.*)$", re.MULTILINE | re.IGNORECASE
 )
 _FIELD = re.compile(r"^(Name|Version|Summary):(.*)$", re.MULTILINE | re.IGNORECASE)
 # pip renames what it uninstalls, ~ventloop_ema-0.1.0.dist-info, and may fail to delete it.
 _LEFTOVER = "~"
-# Entry points that can be read, and a problem for each distribution whose can't.
+# The readable entry points, and a problem for each distribution with unreadable ones.
 Installed = tuple[list[EntryPoint], list[EventloopError]]
 
 
@@ -43,14 +43,14 @@ def installed_entry_points() -> Installed:
     """
     points: list[EntryPoint] = []
     problems: list[EventloopError] = []
-    seen: set[object] = set()
+    seen_names: set[object] = set()
     for distribution in importlib_metadata.distributions():
         if Path(folder_of(distribution)).name.startswith(_LEFTOVER):
             continue
         key = getattr(distribution, "_normalized_name", None) or distribution
-        if key in seen:  # another of its name comes before it, and hides it
+        if key in seen_names:  # hidden by a distribution of this name earlier on the path
             continue
-        seen.add(key)
+        seen_names.add(key)
         try:
             if "eventloop." in (text := _text(distribution, "entry_points.txt") or ""):
                 if text.startswith("\ufeff"):
@@ -66,27 +66,28 @@ def name_and_version(distribution: Distribution) -> tuple[str, str]:
     """Reads a distribution's name and version.
 
     Returns:
-        Both; "" for a missing field, as after an interrupted installation.
+        Name and version; "" for a missing field, as after an interrupted installation.
     """
     fields = _fields(distribution)
     return fields.get("name", ""), fields.get("version", "")
 
 
 def summary_of(distribution: Distribution) -> str:
-    """Reads a distribution's summary; "" without one."""
+    """Returns a distribution's summary, or "" if it has none."""
     return _fields(distribution).get("summary", "")
 
 
 def _fields(distribution: Distribution) -> dict[str, str]:
-    """Reads three fields, and the required versions of eventloop as `needs`.
+    """Reads `name`, `version` and `summary`, and the required versions of eventloop as `needs`.
 
     Parsing all fields would import Python's email package, which takes 11 ms.
     """
     text = _read(distribution, "METADATA") or _read(distribution, "PKG-INFO")
-    text = text or _read(distribution, "")  # an egg-info that is a file, no folder
+    text = text or _read(distribution, "")  # the egg-info is a file instead of a folder
     header = (text or "").partition("\n\n")[0]
-    found = [(match[1].lower(), match[2].strip()) for match in _FIELD.finditer(header)]
-    fields = {name: value for name, value in reversed(found) if value}
+    pairs = [(match[1].lower(), match[2].strip()) for match in _FIELD.finditer(header)]
+    # Reversed, so that the first value of a repeated field is used.
+    fields = {name: value for name, value in reversed(pairs) if value}
     needs = (_versions(match[1]) for match in _NEEDS.finditer(header) if ";" not in match[1])
     return {**fields, "needs": next(needs, "")}
 
@@ -103,12 +104,12 @@ def canonical(name: str) -> str:
 
 
 def folder_of(distribution: Distribution) -> str:
-    """Returns the folder of a distribution's metadata, or its parent if that isn't known."""
+    """Returns the folder of a distribution's metadata, or the parent folder if that isn't known."""
     return str(getattr(distribution, "_path", None) or distribution.locate_file(""))
 
 
 def marks(distribution: Distribution) -> Iterator[str]:
-    """Returns how a distribution was installed, if that is unusual."""
+    """Yields "dependency", "user site" or "PYTHONPATH" if a distribution was installed that way."""
     if _read(distribution, "REQUESTED") is None and _keeps_requests(distribution):
         yield "dependency"
     location = _real(str(distribution.locate_file("")))
@@ -120,7 +121,7 @@ def marks(distribution: Distribution) -> Iterator[str]:
 
 
 def _read(distribution: Distribution, name: str) -> str | None:
-    """Reads a file; returns None if it doesn't exist, and "" if it can't be read."""
+    """Returns a metadata file's text; None if it doesn't exist, and "" if it can't be read."""
     try:
         return _text(distribution, name)
     except (OSError, UnicodeDecodeError):
@@ -128,7 +129,11 @@ def _read(distribution: Distribution, name: str) -> str | None:
 
 
 def _text(distribution: Distribution, name: str) -> str | None:
-    """Returns a file's text, None if there is no file; raises OSError where reading might block."""
+    """Returns a metadata file's text, or None if it doesn't exist.
+
+    Raises:
+        OSError: the file can't be read, or is a pipe or a device, which reading could block on.
+    """
     path = Path(folder_of(distribution), name)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(f"{name} is a pipe or a device, not a file")
@@ -137,13 +142,13 @@ def _text(distribution: Distribution, name: str) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _real(path: str) -> str:
-    return os.path.realpath(path)  # Path.resolve does the same at thrice the time
+    return os.path.realpath(path)  # Path.resolve takes three times as long
 
 
 def _keeps_requests(distribution: Distribution) -> bool:
-    """Returns whether the installer writes a file REQUESTED, as pip does."""
+    """Returns whether the installer writes a file REQUESTED, as pip and uv do."""
     if _read(distribution, "METADATA") is None:
-        return False  # no dist-info; an egg-info knows no such file
+        return False  # an egg-info, which never has that file
     installer = (_read(distribution, "INSTALLER") or "pip").strip()
     return installer in ("pip", "uv")
 
@@ -152,41 +157,41 @@ def _unreadable(
     distribution: Distribution, name: str, version: str, error: Exception
 ) -> EventloopError:
     folder = folder_of(distribution)
-    who = f"{name} {version}".strip() or Path(folder).name
+    subject = f"{name} {version}".strip() or Path(folder).name
     return PluginError(
-        f"{who} has entry points that can't be read: {type(error).__name__}: {text_of(error)}",
+        f"{subject} has entry points that can't be read: {type(error).__name__}: {text_of(error)}",
         subjects=[Unread(name or Path(folder).name)],
         folder=folder,
         fix=f"{pip('install --force-reinstall', name)}, or {pip('uninstall', name)}"
         if name
-        else "delete what is left of it",
+        else "delete its folder",
     )
 
 
 def discover(
     local: Iterable[Local] = (), installed: Installed | None = None
 ) -> tuple[tuple[Found, ...], list[EventloopError]]:
-    """Finds installed and local plugins, as far as they can be read; imports none of them.
+    """Finds installed and local plugins without importing them.
 
     Args:
-        local: files and modules; read, not run.
+        local: files and modules of plugins; their source is read but not run.
         installed: the result of `installed_entry_points`, if it was called already.
 
     Returns:
-        The plugins, sorted, so that the order of the file system doesn't matter; and a problem for
+        The plugins, sorted so that the order of the file system doesn't matter; and a problem for
         each unreadable file and distribution.
     """
     points, unreadable = installed or installed_entry_points()
     problems = [*unreadable]
-    found = [_found(point, GROUPS[point.group]) for point in points if point.group in GROUPS]
-    for named in local:
+    plugins = [_found(point, GROUPS[point.group]) for point in points if point.group in GROUPS]
+    for local_plugin in local:
         from eventloop.plugin.local_plugins import found_local  # reads sources: most runs needn't
 
         try:
-            found.append(found_local(named))
+            plugins.append(found_local(local_plugin))
         except EventloopError as error:
             problems.append(error)
-    return tuple(sorted(found, key=_key)), problems
+    return tuple(sorted(plugins, key=_key)), problems
 
 
 def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found, ...]:
@@ -197,9 +202,11 @@ def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found,
         installed: the result of `installed_entry_points`, if it was called already.
     """
     points, _ = installed or installed_entry_points()
-    wanted = groups or tuple(EXTENSIONS)
-    found = [_found(point, EXTENSIONS[point.group]) for point in points if point.group in wanted]
-    return tuple(sorted(found, key=_key))
+    wanted_groups = groups or tuple(EXTENSIONS)
+    plugins = [
+        _found(point, EXTENSIONS[point.group]) for point in points if point.group in wanted_groups
+    ]
+    return tuple(sorted(plugins, key=_key))
 
 
 def _found(point: EntryPoint, role: Role) -> Found:
@@ -208,28 +215,28 @@ def _found(point: EntryPoint, role: Role) -> Found:
     fields = _fields(point.dist)
     name = fields.get("name", "")
     version = fields.get("version", "")
-    if not (name and version):  # is told of by name_problems
+    if not (name and version):  # name_problems reports it
         return Found(point.name, role, point, "", "")
     needs = fields.get("needs", "")
     return Found(point.name, role, point, name, version, tuple(marks(point.dist)), needs=needs)
 
 
-def _key(found: Found) -> tuple[str, ...]:
+def _key(plugin: Found) -> tuple[str, ...]:
     return (
-        fold(found.name),
-        found.name,
-        found.role,
-        found.distribution,
-        found.version,
-        found.entry_point.value,
+        fold(plugin.name),
+        plugin.name,
+        plugin.role,
+        plugin.distribution,
+        plugin.version,
+        plugin.entry_point.value,
     )
 
 
 def shadowed(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
     """Finds active plugins whose distribution is installed in more than one version.
 
-    The metadata of one and the code of another may be used: after an incomplete removal, or with a
-    folder on PYTHONPATH.
+    The metadata of one version and the code of another could be used then. It happens after an
+    incomplete removal, or with a folder on PYTHONPATH.
     """
     active: dict[str, list[Plugin]] = {}
     for plugin in plugins:
@@ -239,10 +246,10 @@ def shadowed(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
     for distribution, group in active.items():
         if canonical(distribution) not in repeated:
             continue
-        there = importlib_metadata.distributions(name=distribution)
+        distributions = importlib_metadata.distributions(name=distribution)
         folders = {
-            name_and_version(one)[1] or "none": str(one.locate_file(""))
-            for one in reversed([*there])
+            name_and_version(installed_version)[1] or "none": str(installed_version.locate_file(""))
+            for installed_version in reversed([*distributions])
         }
         if len(folders) > 1:
             listed = [f"{version} in {folder}" for version, folder in reversed(folders.items())]
@@ -258,11 +265,11 @@ def shadowed(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
 def _repeated() -> set[str]:
     """Returns the distributions that are installed more than once; reads no metadata."""
     names: list[str] = []
-    for folder in dict.fromkeys(os.path.realpath(one) for one in sys.path):
+    for folder in dict.fromkeys(os.path.realpath(path) for path in sys.path):
         try:
-            entries = [one.name for one in Path(folder).iterdir()]
-        except OSError:  # no folder
+            entry_names = [path.name for path in Path(folder).iterdir()]
+        except OSError:  # it doesn't exist, or is a zip file
             continue
-        infos = (one for one in entries if one.endswith((".dist-info", ".egg-info")))
-        names += [canonical(one.rpartition(".")[0].partition("-")[0]) for one in infos]
+        infos = (name for name in entry_names if name.endswith((".dist-info", ".egg-info")))
+        names += [canonical(info.rpartition(".")[0].partition("-")[0]) for info in infos]
     return {name for name, count in Counter(names).items() if count > 1}

@@ -1,4 +1,4 @@
-"""The option `every` of an implementation: it runs at intervals, such as every 100 batches."""
+"""The option `every`, with which an implementation runs at intervals, such as every 100 batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def interval_misfits(hook: Hook, every: Time | None) -> Iterator[tuple[str, str]]:
-    """Yields why a hook can't have the option `every`, and what to do."""
+    """Yields (message, fix) if a hook can't have the option `every`."""
     if every is not None and hook.kind != "event":
         yield (
             f"every={str(every)!r} is for events, but {hook.name} is {a(hook.kind)}",
@@ -25,25 +25,28 @@ def interval_misfits(hook: Hook, every: Time | None) -> Iterator[tuple[str, str]
 
 
 def at_intervals(
-    one: Implementation, function: Callable[..., Any], state: State
+    impl: Implementation, function: Callable[..., Any], state: State
 ) -> Callable[..., Any]:
-    """Returns the function with its option `every` applied: runs once for each multiple crossed."""
-    if one.every is None:
+    """Returns a function that runs only when its interval is due: once for each multiple crossed.
+
+    Returns the function unchanged if the implementation has no `every`.
+    """
+    if impl.every is None:
         return function
-    is_due = _due(one, state)
+    is_due = _due(impl, state)
 
-    def now_and_then(*rest: Any) -> Any:
-        return function(*rest) if is_due() else None
+    def when_due(*arguments: Any) -> Any:
+        return function(*arguments) if is_due() else None
 
-    def around(*rest: Any) -> Generator[None, Any, Any]:
-        return (yield from function(*rest)) if is_due() else (yield)
+    def wrapper_when_due(*arguments: Any) -> Generator[None, Any, Any]:
+        return (yield from function(*arguments)) if is_due() else (yield)
 
-    return around if one.wrapper else now_and_then
+    return wrapper_when_due if impl.wrapper else when_due
 
 
-def _due(one: Implementation, state: State) -> Callable[[], bool]:
-    """Returns whether the current call of an implementation is due by its option `every`."""
-    every = one.every
+def _due(impl: Implementation, state: State) -> Callable[[], bool]:
+    """Returns a function that decides whether the current call of an implementation is due."""
+    every = impl.every
     clock = state.clock
     assert every is not None
     last_batch = -1
@@ -54,8 +57,9 @@ def _due(one: Implementation, state: State) -> Callable[[], bool]:
         last_batch = clock.batch if due else last_batch
         return due
 
-    if one.hook.declared_by and one.hook.per == "any":
-        return is_due  # a plugin can call its hook several times in a batch
-    if one.hook.per == "microbatch":
+    if impl.hook.declared_by and impl.hook.per == "any":
+        # A plugin can call its hook several times in a batch; only the first call is due.
+        return is_due
+    if impl.hook.per == "microbatch":
         return lambda: clock.crossed(every) and not state.microbatch_idx
     return functools.partial(clock.crossed, every)

@@ -1,4 +1,4 @@
-"""Step 3, load: imports plugins, those of files and modules that aren't installed, too."""
+"""Step 3, load: imports plugins, from installed packages, files and modules."""
 
 from __future__ import annotations
 
@@ -21,39 +21,43 @@ from eventloop.plugin.records import EXTENSIONS, GROUPS, Found
 from eventloop.signals import is_interrupted, named_interrupts
 
 
-def imported(found: Found) -> object:
-    """Imports what an entry point, a file or a module names; raises PluginError if it can't."""
+def imported(plugin: Found) -> object:
+    """Imports the object of a plugin or an extension.
+
+    Raises:
+        PluginError: the import fails.
+    """
     try:
-        with named_interrupts(), _where_it_was():
-            return found.entry_point.load() if found.local is None else import_local(found)
-    # Whatever its code does when imported, SystemExit too, is that package's problem.
+        with named_interrupts(), _restored_directory():
+            return plugin.entry_point.load() if plugin.local is None else import_local(plugin)
+    # A module may raise anything when it is imported, even SystemExit; the plugin is blamed for it.
     except BaseException as error:
         if is_interrupted(error):
             raise
-        raise _problem(found, error) from error
+        raise _problem(plugin, error) from error
 
 
-def imported_callable(found: Found) -> Callable[..., Any]:
+def imported_callable(extension: Found) -> Callable[..., Any]:
     """Imports the class or function that an extension's entry point names.
 
     Raises:
-        PluginError: it can't be imported, or can't be called.
+        PluginError: the object can't be imported, or isn't callable.
     """
-    if not callable(target := imported(found)):
+    if not callable(target := imported(extension)):
         raise PluginError(
-            f"{found.role} {found.name!r} can't be called: its entry point names {target!r}",
-            plugin=found.origin,
-            entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
-            fix=f"name a function, `{found.name} = {found.entry_point.module}:run`",
+            f"{extension.role} {extension.name!r} can't be called: its entry point names {target!r}",
+            plugin=extension.origin,
+            entry_point=f"{extension.entry_point.group}: {extension.entry_point.value}",
+            fix=f"name a function, `{extension.name} = {extension.entry_point.module}:run`",
         )
     return target
 
 
 @contextmanager
-def _where_it_was() -> Iterator[None]:
+def _restored_directory() -> Iterator[None]:
     """Restores the working directory, which a module may change when it is imported."""
     try:
-        folder = os.getcwd()  # noqa: PTH109 - as text, for it may be gone
+        folder = os.getcwd()  # noqa: PTH109 - Path.cwd() does the same
     except FileNotFoundError:
         yield
         return
@@ -63,27 +67,27 @@ def _where_it_was() -> Iterator[None]:
         os.chdir(folder)
 
 
-def _problem(found: Found, error: BaseException) -> PluginError:
-    what = "plugin" if found.role in GROUPS.values() else found.role
-    way_out = found.way_out
-    if found.role in EXTENSIONS.values():
+def _problem(plugin: Found, error: BaseException) -> PluginError:
+    kind = "plugin" if plugin.role in GROUPS.values() else plugin.role
+    way_out = plugin.way_out
+    if plugin.role in EXTENSIONS.values():
         way_out = (
-            f"install it with all that it needs, {pip('install', found.distribution)}, or remove it "
-            f"with {pip('uninstall', found.distribution)}"
+            f"install it with all that it needs, {pip('install', plugin.distribution)}, or remove it "
+            f"with {pip('uninstall', plugin.distribution)}"
         )
-    elif found.local is not None:
+    elif plugin.local is not None:
         way_out = "fix the error, or " + way_out
     else:
-        way_out += f", or remove it with {pip('uninstall', found.distribution)}"
-    return found.problem(
-        f"{what} {found.name!r} can't be imported: {type(error).__name__}: " + text_of(error),
+        way_out += f", or remove it with {pip('uninstall', plugin.distribution)}"
+    return plugin.problem(
+        f"{kind} {plugin.name!r} can't be imported: {type(error).__name__}: " + text_of(error),
         way_out,
-        entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
+        entry_point=f"{plugin.entry_point.group}: {plugin.entry_point.value}",
     )
 
 
 def split_label(label: str) -> tuple[str, str]:
-    """Splits a label into the file or module, and the name in it, or ""."""
+    """Splits `FILE.py:NAME` or `MODULE:NAME` into the file or module, and the name or ""."""
     file, _, attribute = label.partition(".py:")
     if attribute or label.endswith((".py", ".py:")):
         return f"{file.removesuffix('.py')}.py", attribute
@@ -91,39 +95,43 @@ def split_label(label: str) -> tuple[str, str]:
     return module, attribute
 
 
-def import_local(found: Found) -> object:
-    """Imports a file or module; its imports are searched in its folder last."""
-    local = found.local
-    path = found.path
+def import_local(plugin: Found) -> object:
+    """Imports the object of a local plugin.
+
+    Its folder is appended to the import path, so that it can't hide installed modules.
+    """
+    local = plugin.local
+    path = plugin.path
     assert local is not None
     assert path is not None
-    named, attribute = split_label(local.label)
-    if not named.endswith(".py"):
+    file_or_module, attribute = split_label(local.label)
+    if not file_or_module.endswith(".py"):
         look_in(local.folder.absolute())
-        module = importlib.import_module(named)
+        module = importlib.import_module(file_or_module)
         return getattr(module, attribute) if attribute else module
     look_in(path.parent)
-    name = f"eventloop_plugin_{path.stem}".replace(".", "_")  # never that of a module
+    # The prefix keeps a file such as `random.py` from replacing the module of that name.
+    name = f"eventloop_plugin_{path.stem}".replace(".", "_")
     module = module_of_file(name, path)
     return getattr(module, attribute) if attribute else module
 
 
 def look_in(folder: Path) -> None:
-    """Appends a folder to the import path."""
+    """Appends a folder to the import path, if it isn't on it."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def module_of_file(name: str, path: str | Path) -> ModuleType:
-    """Imports a file under a name, once; an import that fails leaves nothing behind.
+    """Imports a file as a module, once; an import that fails leaves nothing in `sys.modules`.
 
     Args:
-        name: of the module, unique.
-        path: absolute.
+        name: the name of the module, unique.
+        path: the absolute path of the file.
     """
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
+    existing = sys.modules.get(name)
+    if existing is not None and getattr(existing, "__file__", None) == str(path):
+        return existing
     spec = spec_of_file(name, path)
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -139,11 +147,11 @@ def module_of_file(name: str, path: str | Path) -> ModuleType:
 def spec_of_file(name: str, path: str | Path) -> ModuleSpec:
     """Returns the spec of a module that is always compiled from source.
 
-    Python's cache compares size and seconds, so it would miss an edit of one digit within a
-    second.
+    Python's cache compares the size and the time in seconds, so it would miss an edit of one digit
+    within a second.
 
     Args:
-        name: of the module.
+        name: the name of the module.
         path: its file, with any suffix.
     """
     spec = spec_from_file_location(name, path, loader=_FromSource(Path(path)))

@@ -1,4 +1,4 @@
-"""Plugins that aren't installed: reads the file or module that a flag or a project names, without running it."""
+"""Local plugins: reads the file or module that a flag or a project names, without running it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _MAX_REDIRECTIONS = 8
 def found_local(local: Local) -> Found:
     """Reads the object named by `FILE.py:NAME`, `FILE.py` or `MODULE:NAME` without running it.
 
-    A class attribute, or a variable of the module, `role = "algorithm"` makes it an algorithm;
-    otherwise it is a callback. Likewise `name`; by default the class's or file's in kebab-case.
+    A class attribute or a variable of the module, `role = "algorithm"`, makes the plugin an
+    algorithm; otherwise it is a callback. An attribute or variable `name` is the plugin's name; the
+    default is the class's or file's name in kebab-case.
 
     Raises:
         UsageError: the file or the name in it doesn't exist, or its role is unknown.
-        PluginError: it isn't Python.
+        PluginError: the file isn't Python.
     """
     module, path, attribute = _parts(local)
     name = path.stem.replace("_", "-").replace(".", "-")
@@ -49,26 +50,31 @@ def found_local(local: Local) -> Found:
 
 
 def _parts(local: Local) -> tuple[str, Path, str]:
-    """Returns the name of the module, its file, and the name in it, or ""."""
+    """Returns the name of the module, its file, and the name in the module, or ""."""
     module, attribute = split_label(local.label)
     if module.endswith(".py"):
         path = (local.folder / module).absolute()
         return path.stem, path, attribute
     look_in(local.folder.absolute())
-    found, problem = locate(module)
-    if found is None:
+    source, problem = locate(module)
+    if source is None:
         raise UsageError(
             f"{local}: {problem or f'{module!r} has no Python source'}",
             folder=local.folder.absolute(),
             fix="name a module that can be imported, as in `-p package.module:Class`, or a file",
         )
-    return module, found, attribute
+    return module, source, attribute
 
 
 def _definition(
     local: Local, module: str, path: Path, attribute: str
 ) -> tuple[Path, dict[str, str]]:
-    """Follows a name to its definition; returns the file, and the constants next to it."""
+    """Follows the imports of a name to its definition.
+
+    Returns:
+        The file that defines it, and the string constants of the class, or of the module for an
+        instance.
+    """
     for _ in range(_MAX_REDIRECTIONS):
         body = _parsed(local, path).body
         names = dict(bound_names(body))
@@ -76,17 +82,17 @@ def _definition(
             raise UsageError(
                 f"{local}: the file has no {attribute!r}{closest(attribute, names)}",
                 file=path,
-                fix="name a class, an instance, or the file alone",
+                fix="name a class, an instance, or only the file",
             )
         if isinstance(node := names[attribute], ast.ClassDef):
             return path, _constants(node.body)
         if (following := origin_of(node, attribute, module, path)) is None:
             break
-        found, _ = locate(following[0])
-        if found is None:
+        source, _ = locate(following[0])
+        if source is None:
             break
         module, attribute = following
-        path = found
+        path = source
     return path, _constants(body)
 
 
@@ -107,7 +113,7 @@ def _parsed(local: Local, path: Path) -> ast.Module:
 
 
 def _constants(body: list[ast.stmt]) -> dict[str, str]:
-    """Returns the names that are bound to string constants."""
+    """Returns the string constants by the names they are assigned to."""
     return {
         name: node.value.value
         for name, node in bound_names(body)

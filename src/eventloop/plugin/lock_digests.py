@@ -1,4 +1,4 @@
-"""Where a project's lock is, and its digests; `lock_file` writes and compares its text."""
+"""The path of a project's lock, and its digests; `lock_file` writes and compares its text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NAME = "eventloop.lock"
 
 def lock_path(directory: Path) -> Path:
     """Returns the path of the lock: next to the nearest `pyproject.toml`, or in the directory."""
-    found = find_pyproject(directory)
-    return (found[0].parent if found else directory) / NAME
+    project = find_pyproject(directory)
+    return (project[0].parent if project else directory) / NAME
 
 
 def order_digest(implementations: Mapping[str, Ordered], *, passed: bool = True) -> str:
@@ -31,7 +31,8 @@ def order_digest(implementations: Mapping[str, Ordered], *, passed: bool = True)
     Two environments have the same digest if and only if the same plugins run in the same order.
 
     Args:
-        passed: whether plugins count that were passed in Python or added by a flag of a command.
+        implementations: the ordered implementations by hook.
+        passed: whether to include plugins passed in Python or added by a command's flag.
     """
     orders: dict[str, list[str]] = {}
     for hook, ordered in implementations.items():
@@ -44,28 +45,31 @@ def order_digest(implementations: Mapping[str, Ordered], *, passed: bool = True)
     return f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
 
 
-def file_digests(found: Found) -> Iterator[tuple[str, str]]:
-    """Yields the files of a plugin, each with its current digest.
+def file_digests(plugin: Found) -> Iterator[tuple[str, str]]:
+    """Yields the name of each file of a plugin, with its current digest.
 
-    The digests in RECORD aren't used, as a file may have been edited since.
+    The digests in RECORD aren't used, because a file may have been edited since the installation.
     """
-    for name, path in _files(found):
-        # What lies in a wheel or egg has the digest of that.
-        archive = next((one for one in path.parents if one.is_file()), path)
+    for name, path in _files(plugin):
+        # A file in a wheel or egg has the digest of the archive.
+        archive = next((parent for parent in path.parents if parent.is_file()), path)
         try:
             with archive.open("rb") as file:
                 yield name, f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        except OSError:  # differs from what any file has
+        except OSError:  # the text differs from every digest, so the lock reports a change
             yield name, "can't be read"
 
 
-def _files(found: Found) -> Iterator[tuple[str, Path]]:
-    """Yields names and paths of the distribution's files, or the module's if it lists none."""
-    distribution = found.entry_point.dist
-    if found.path is not None:
-        yield found.path.name, found.path
-    elif distribution is None or distribution.files is None or is_editable(found):
-        yield from _files_of_module(found.entry_point.module)
+def _files(plugin: Found) -> Iterator[tuple[str, Path]]:
+    """Yields names and paths of the distribution's files.
+
+    If the distribution lists none or is editable, these are the files of the plugin's module.
+    """
+    distribution = plugin.entry_point.dist
+    if plugin.path is not None:
+        yield plugin.path.name, plugin.path
+    elif distribution is None or distribution.files is None or is_editable(plugin):
+        yield from _files_of_module(plugin.entry_point.module)
     else:
         for file in distribution.files:
             is_code = ".." not in file.parts and "__pycache__" not in file.parts
@@ -74,12 +78,12 @@ def _files(found: Found) -> Iterator[tuple[str, Path]]:
 
 
 def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
-    """Yields the files of a module's package, or of the module itself.
+    """Yields the files of a module's top-level package, or the file of a module without a package.
 
-    A namespace package isn't used, as its other packages belong to other distributions.
+    Namespace packages are skipped, because they contain packages of other distributions.
     """
-    parts = module.split(".")
-    for name in (".".join(parts[: idx + 1]) for idx in range(len(parts))):
+    segments = module.split(".")
+    for name in (".".join(segments[: idx + 1]) for idx in range(len(segments))):
         try:
             spec = find_spec(name)
         except (ImportError, ValueError):
@@ -95,11 +99,11 @@ def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
         return
 
 
-def is_editable(found: Found) -> bool:
+def is_editable(plugin: Found) -> bool:
     """Returns whether a distribution is an editable install."""
-    distribution = found.entry_point.dist
+    distribution = plugin.entry_point.dist
     try:
         origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
         return bool(origin["dir_info"]["editable"])
-    except (ValueError, KeyError, TypeError):  # it has none, or holds anything
+    except (ValueError, KeyError, TypeError):  # no such file, or not in the expected form
         return False

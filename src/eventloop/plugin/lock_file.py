@@ -24,7 +24,7 @@ _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any diff
 
 
 def lock_text(registry: Registry) -> str:
-    """Returns the discovered plugins, their files, and a digest of their order, as TOML."""
+    """Returns the lock as TOML: the discovered plugins, their files, and a digest of the order."""
     return _HEAD + tomlkit.dumps(lock_content(registry))
 
 
@@ -42,15 +42,17 @@ def lock_content(registry: Registry) -> dict[str, Any]:
 
 
 def check_lock(path: Path, registry: Registry, chosen: Collection[str] = ()) -> None:
-    """Compares the plugins of a run with the lock; does nothing without one.
+    """Compares the plugins of a run with the lock; does nothing if there is no lock.
 
     Args:
-        chosen: the names of discovered plugins that the command would use. Those that the run is
-            without for a reason that no lock can know aren't compared: a run that is resumed began
-            without them, the task sets `autoload`, or it passes a plugin of this name.
+        path: the lock.
+        registry: the plugins of the run.
+        chosen: the names of discovered plugins that the command would use. A chosen plugin isn't
+            compared if the run is without it for a reason that no lock can know: the resumed run
+            began without it, the task sets `autoload`, or the task passes a plugin of this name.
 
     Raises:
-        PluginError: they differ; the message has a diff from the lock to the environment.
+        PluginError: the plugins differ; the message has a diff from the lock to the environment.
     """
     if not path.is_file():
         return
@@ -68,12 +70,12 @@ def check_lock(path: Path, registry: Registry, chosen: Collection[str] = ()) -> 
         files = ", ".join(_changes(locked, actual))
         changed: dict[str, Any] = {"changed": files} if files else {}
         raise PluginError(
-            f"the plugins differ from what {path.name} says",
+            f"the plugins differ from {path.name}",
             lock=path,
             **changed,
             diff="\n    ".join(["", *diff]),
-            fix="install what is locked, or write a new lock with `eventloop plugins lock`, or go "
-            "without this time with `--unlocked`",
+            fix="install the locked versions, or write a new lock with `eventloop plugins lock`, or "
+            "ignore the lock once with `--unlocked`",
         )
 
 
@@ -85,13 +87,13 @@ def _absent(registry: Registry, chosen: Collection[str]) -> set[str]:
 
 
 def _without(content: Mapping[str, Any], absent: Collection[str]) -> dict[str, Any]:
-    """Returns a lock without some plugins, and without the order, which is of all together."""
+    """Returns a lock without some plugins, and without the order, a digest over all plugins."""
     plugins = [entry for entry in _plugins(content) if fold(entry["name"]) not in absent]
     return {"eventloop": content.get("eventloop"), "plugins": plugins}
 
 
 def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the changed files of plugins that are in both."""
+    """Yields the changed files of plugins that are in both locks."""
     locked_files = {entry["name"]: entry["files"] for entry in _plugins(locked)}
     for entry in _plugins(actual):
         name = entry["name"]
@@ -112,30 +114,30 @@ def _read(path: Path) -> dict[str, Any]:
         raise PluginError(
             f"{path.name} can't be read: {' '.join(str(error).split())}",
             lock=path,
-            fix="write a new one with `eventloop plugins lock`, or ignore it once with "
+            fix="write a new lock with `eventloop plugins lock`, or ignore it once with "
             "`--unlocked`",
         ) from error
     return content
 
 
-def _entry(plugin: Plugin, found: Found) -> dict[str, Any]:
-    """Returns a plugin's table."""
+def _entry(plugin: Plugin, discovered: Found) -> dict[str, Any]:
+    """Returns a plugin's table in the lock."""
     entry: dict[str, Any] = {
         "name": plugin.name,
         "role": plugin.role,
         "distribution": plugin.distribution or plugin.source,
         "version": plugin.version,
     }
-    if is_editable(found):
+    if is_editable(discovered):
         entry["editable"] = True
     if plugin.options:
         options = sorted(shown_options(plugin.options).items())
         entry["options"] = {name: _plain(value) for name, value in options}
-    return entry | {"files": dict(sorted(file_digests(found)))}
+    return entry | {"files": dict(sorted(file_digests(discovered)))}
 
 
 def _plain(value: object) -> object:
-    """Returns a value that TOML supports; others as text."""
+    """Returns a value in a type that TOML supports, as text if it has another type."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, bool | int | float) else str(value)

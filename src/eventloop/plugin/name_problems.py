@@ -1,4 +1,4 @@
-"""What can be wrong with the names and distributions of plugins, and of what packages add beside them."""
+"""Problems with the names and distributions of plugins and extensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 
 
 def name_problems(chosen: Iterable[Plugin]) -> dict[Found | None, PluginError]:
-    """Finds plugins with another's name, or with an invalid one."""
+    """Finds discovered plugins that share a name, or whose name or distribution is invalid."""
     by_name: dict[str, list[Found]] = {}
     for plugin in chosen:
         if plugin.found is not None:
@@ -38,52 +38,52 @@ def name_problems(chosen: Iterable[Plugin]) -> dict[Found | None, PluginError]:
 
 
 def clashing_names(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
-    """Finds plugins with reserved names, and with names that another plugin has."""
+    """Finds plugins with reserved names, and plugins that share a name."""
     by_name: dict[str, Plugin] = {}
     for plugin in plugins:
         if plugin.role == "core":
             continue
         if fold(plugin.name) in RESERVED and plugin.role != "task":
             yield PluginError(
-                f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
-                "something else",
+                f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} are reserved",
                 subjects=[plugin],
                 plugin=plugin.origin,
                 fix="give it another `name`",
             )
             continue
-        other = by_name.setdefault(fold(plugin.name), plugin)
-        if other is not plugin:
+        namesake = by_name.setdefault(fold(plugin.name), plugin)
+        if namesake is not plugin:
             yield PluginError(
-                f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
-                subjects=[other, plugin],
+                f"two plugins are named {plugin.name!r}: {namesake.origin} and {plugin.origin}",
+                subjects=[namesake, plugin],
                 fix="give one of them another `name`, or leave it out",
             )
 
 
 def extension_problems(
-    found: Iterable[Found], own: Mapping[str, Collection[str]]
+    extensions: Iterable[Found], core_names: Mapping[str, Collection[str]]
 ) -> dict[Found, PluginError]:
-    """Returns the problems of extensions that metadata shows.
+    """Returns the problems of extensions, as far as metadata shows them.
 
     Args:
-        own: the names taken by the core's own, by role.
+        extensions: of packages.
+        core_names: the names that the core uses itself, by role.
     """
     by_name: dict[tuple[str, str], list[Found]] = {}
-    for one in found:
-        by_name.setdefault((one.role, fold(one.name)), []).append(one)
+    for extension in extensions:
+        by_name.setdefault((extension.role, fold(extension.name)), []).append(extension)
     problems = {}
     for (role, name), group in by_name.items():
-        if name in map(fold, own.get(role, ())):
+        if name in map(fold, core_names.get(role, ())):
             problems.update(dict.fromkeys(group, _taken(group)))
         elif len(group) > 1:
             problems.update(dict.fromkeys(group, _several_packages(group)))
         elif problem := _unusable_extension(group[0]):
             problems[group[0]] = problem
         elif not group[0].distribution:
-            who = f"the {role} {group[0].name!r}"
-            fix = "install it again, or delete what is left of it"
-            problems[group[0]] = _nameless(group[0], who, fix)
+            subject = f"the {role} {group[0].name!r}"
+            fix = "install it again, or delete its folder"
+            problems[group[0]] = _nameless(group[0], subject, fix)
     return problems
 
 
@@ -94,82 +94,85 @@ def is_usable_name(name: str) -> bool:
 
 def _several(group: Sequence[Found]) -> PluginError:
     installed = _installed(group)
-    way = "keep one with " + " or ".join(pip("uninstall", one) for one in installed)
+    choice = "keep one with " + " or ".join(pip("uninstall", name) for name in installed)
     if len({*installed}) < len(installed):
-        points = (f"{one.entry_point.group}: {one.name}" for one in group)
-        way = f"rename one of the entry points {' and '.join(points)}"
+        points = (f"{name.entry_point.group}: {name.name}" for name in group)
+        choice = f"rename one of the entry points {' and '.join(points)}"
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(_distributions(group))}",
         subjects=group,
-        fix=f"{way}, or switch all off with " + switch_off(group[0].name)
+        fix=f"{choice}, or switch all off with " + switch_off(group[0].name)
         if installed
         else "leave one of them out, or give one another `name`",
     )
 
 
-def _unusable(found: Found) -> PluginError:
-    return found.problem(
-        f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
-        f"and {' and '.join(RESERVED)} stand for something else",
-        ("give it another `name`, or " if found.local else "rename its entry point, or ")
-        + found.way_out,
+def _unusable(plugin: Found) -> PluginError:
+    return plugin.problem(
+        f"a plugin can't be named {plugin.name!r}: names are letters, digits and single dashes, "
+        f"and {' and '.join(RESERVED)} are reserved",
+        ("give it another `name`, or " if plugin.local else "rename its entry point, or ")
+        + plugin.way_out,
     )
 
 
 def _taken(group: Iterable[Found]) -> PluginError:
-    first, *_ = group
+    extension, *_ = group
     return PluginError(
-        f"the {first.role} {first.name!r} of {' and '.join(_distributions(group))} isn't reached: torch-eventloop has a "
-        f"{first.role} of this name",
+        f"the {extension.role} {extension.name!r} of {' and '.join(_distributions(group))} isn't reached: torch-eventloop has a "
+        f"{extension.role} of this name",
         fix=f"rename its entry point, or {pip('uninstall', *_installed(group))}",
     )
 
 
 def _several_packages(group: Collection[Found]) -> PluginError:
-    first, *_ = group
-    removal = " or ".join(pip("uninstall", one) for one in _installed(group))
+    extension, *_ = group
+    removal = " or ".join(pip("uninstall", name) for name in _installed(group))
     return PluginError(
-        f"{len(group)} packages add the {first.role} {first.name!r}: "
+        f"{len(group)} packages add the {extension.role} {extension.name!r}: "
         f"{' and '.join(_distributions(group))}",
         fix=f"keep one of them: {removal}",
     )
 
 
-def _unusable_extension(found: Found) -> PluginError | None:
-    """Returns the problem of a name that is neither a scheme, nor one that plugins can have."""
+def _unusable_extension(extension: Found) -> PluginError | None:
+    """Returns the problem of an invalid name; a storage must be named after a URL's scheme."""
     rule = "letters, digits and single dashes"
-    is_usable = is_usable_name(found.name)
-    if found.role == "storage":
-        rule = "schemes of URLs, `s3` say, or `*` for all"
-        is_usable = found.name == "*" or bool(_SCHEME.fullmatch(found.name))
+    is_usable = is_usable_name(extension.name)
+    if extension.role == "storage":
+        rule = "schemes of URLs, such as `s3`, or `*` for all"
+        is_usable = extension.name == "*" or bool(_SCHEME.fullmatch(extension.name))
     if is_usable:
         return None
     return PluginError(
-        f"a {found.role} can't be named {found.name!r}: names are {rule}",
-        plugin=found.origin,
+        f"a {extension.role} can't be named {extension.name!r}: names are {rule}",
+        plugin=extension.origin,
         fix="rename its entry point",
     )
 
 
-def _nameless(found: Found, who: str, fix: str) -> PluginError:
-    """Returns the problem with what a distribution without a name and version adds."""
-    distribution = found.entry_point.dist
-    facts = {} if distribution is None else {"folder": folder_of(distribution)}
+def _nameless(discovered: Found, subject: str, fix: str) -> PluginError:
+    """Returns the error for an entry point of a distribution that has no name or version."""
+    distribution = discovered.entry_point.dist
+    fields = {} if distribution is None else {"folder": folder_of(distribution)}
     return PluginError(
-        f"{who} comes from a distribution without a name and version: its METADATA is gone or can't "
+        f"{subject} comes from a distribution without a name and version: its METADATA is gone or can't "
         "be read, as an interrupted installation leaves it",
-        subjects=[found],
-        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
-        **facts,
+        subjects=[discovered],
+        entry_point=f"{discovered.entry_point.group}: {discovered.name} = {discovered.entry_point.value}",
+        **fields,
         fix=fix,
     )
 
 
 def _distributions(group: Iterable[Found]) -> list[str]:
-    """Returns the distributions with their versions; the entry point's value where there is none."""
-    return [f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group]
+    """Returns distributions with their versions, or entry points' values if there are none."""
+    return [
+        f"{discovered.distribution} {discovered.version}".strip() or discovered.entry_point.value
+        for discovered in group
+    ]
 
 
 def _installed(group: Iterable[Found]) -> list[str]:
-    """Returns the names of distributions that pip knows."""
-    return [one.distribution for one in group if one.distribution]
+    """Returns the names of the distributions, which pip can uninstall."""
+    return [discovered.distribution for discovered in group if discovered.distribution]

@@ -1,6 +1,6 @@
-"""Which plugins that affect a training a project knows, and the line at the first run with one.
+"""The line that is printed for a plugin that affects the training and is new to a project.
 
-Those are the algorithms, and the callbacks that can stop a run.
+Plugins that affect the training are algorithms, and callbacks that can stop a run.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from eventloop.plugin.records import Plugin
 
 _FOLDER = ".eventloop"
 _FILE = "algorithms.json"
-# What has been said already where nothing can be written.
+# Plugins announced in this process already, by path of the record, which may not be writable.
 _SAID: set[tuple[Path | None, str]] = set()
 
 
 def affects_training(plugin: Plugin) -> bool:
-    """Returns whether a run with this plugin can end otherwise than one without it."""
+    """Returns whether a run with this plugin can have another result than a run without it."""
     if plugin.role == "algorithm":
         return True
     return plugin.role == "callback" and can_stop_runs(plugin)
 
 
 def can_stop_runs(plugin: Plugin) -> bool:
-    """Returns whether a plugin can stop a run: as its attribute `stops_runs` says, else by its code.
+    """Returns whether a plugin can stop a run, from its attribute `stops_runs` or its code.
 
-    A plugin without the attribute can if one of its methods calls `request_stop`, or if it implements
-    `should_stop`, unless that is annotated to return None: such a method only takes the time, say.
+    A plugin without the attribute can stop a run if one of its methods calls `request_stop`, or if
+    it implements `should_stop`. A `should_stop` that is annotated to return None doesn't count.
     """
     if plugin.facts.stops_runs is not None:
         return plugin.facts.stops_runs
@@ -56,14 +56,16 @@ def can_stop_runs(plugin: Plugin) -> bool:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yields the names of attributes and globals that a function and those inside of it use."""
+    """Yields the attributes and globals that a function uses, including its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
 
 
-def first_runs(unasked: Iterable[Plugin], installed: Iterable[str], here: Path | None) -> list[str]:
+def first_runs(
+    unasked: Iterable[Plugin], installed: Iterable[str], directory: Path | None
+) -> list[str]:
     """Returns a line for each new plugin that affects the training, and records it as known.
 
     The record is in `.eventloop`, next to the nearest `pyproject.toml`. Without one, a command
@@ -71,28 +73,30 @@ def first_runs(unasked: Iterable[Plugin], installed: Iterable[str], here: Path |
     process.
 
     Args:
-        unasked: the active plugins of this kind that weren't requested by name.
-        installed: the names of all plugins; one that is removed is new when it is installed again.
-        here: the directory that a command writes into; None in Python.
+        unasked: the active plugins that affect the training and weren't requested by name.
+        installed: the names of all plugins; a removed plugin is new when it is installed again.
+        directory: the directory that a command writes into; None in Python.
     """
-    project = find_pyproject(here or Path.cwd())
-    folder = project[0].parent if project else here
+    project = find_pyproject(directory or Path.cwd())
+    folder = project[0].parent if project else directory
     path = folder and folder / _FOLDER / _FILE
-    active = {fold(one.name): one for one in unasked}
-    known = _known_to(path) if path else set()
-    now = (known & set(map(fold, installed))) | active.keys()
-    if path and now != known:
+    active = {fold(plugin.name): plugin for plugin in unasked}
+    recorded_names = _known_to(path) if path else set()
+    current_names = (recorded_names & set(map(fold, installed))) | active.keys()
+    if path and current_names != recorded_names:
         with suppress(OSError):  # read-only: the next process says it again
-            _remember(path, now)
-    new = [name for name in sorted(active.keys() - known) if (path, name) not in _SAID]
-    _SAID.update((path, name) for name in new)
-    return [_announcement(active[name]) for name in new]
+            _remember(path, current_names)
+    new_names = [
+        name for name in sorted(active.keys() - recorded_names) if (path, name) not in _SAID
+    ]
+    _SAID.update((path, name) for name in new_names)
+    return [_announcement(active[name]) for name in new_names]
 
 
 def _known_to(path: Path) -> set[str]:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        return set(map(str, held))
+        names = json.loads(path.read_text(encoding="utf-8"))
+        return set(map(str, names))
     except (OSError, ValueError, TypeError):  # absent, or not what was written
         return set()
 
@@ -105,8 +109,10 @@ def _remember(path: Path, names: Iterable[str]) -> None:
 
 
 def _announcement(plugin: Plugin) -> str:
-    can = "" if plugin.role == "algorithm" else ", can stop a run before its end"
-    what = f"new: {plugin.origin} is installed{can}, and takes part here for the first time; "
-    once = f"{switch_off(plugin.name)} leaves it out once, and " if in_command() else ""
+    stop_note = "" if plugin.role == "algorithm" else ", can stop a run before its end"
+    announcement = (
+        f"new: {plugin.origin} is installed{stop_note}, and takes part here for the first time; "
+    )
+    disable_once = f"{switch_off(plugin.name)} leaves it out once, and " if in_command() else ""
     disable = shell("eventloop", "plugins", "disable", plugin.name)
-    return f"{what}{once}{disable} for good, with {disable_in_file(plugin.name)}"
+    return f"{announcement}{disable_once}{disable} for good, with {disable_in_file(plugin.name)}"

@@ -1,9 +1,10 @@
-"""Order: depends only on what is installed, never on how or when it was installed.
+"""The order of a hook's implementations.
 
-Within a hook: the task, algorithms, callbacks, callbacks that implement `log`, the core. Within
-each group: declared edges, the user's before a plugin's; then phase; then name. A closing event
-runs its algorithms in reverse order of its opening event. `close` reverses roles and names, but
-not its phases and edges.
+It depends only on which plugins are installed, never on how or when they were installed. The groups
+are the task, algorithms, callbacks, callbacks that implement `log`, and the core. Within each
+group, declared edges come first (the user's take precedence over a plugin's), then phase, then name.
+A closing event runs its algorithms in the reverse order of its opening event. `close` reverses
+roles and names, but not phases and edges.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Implementation:
 
     Args:
         function: the function or bound method.
-        argnames: the hook's arguments that it takes, in its order.
+        argnames: the hook's arguments that the function takes, in the function's order.
         phase: 0 for tryfirst, 1, or 2 for trylast.
         wrapper: whether it wraps the plain implementations.
         conditional: whether it can pass an action on by returning None.
-        before, after: names of plugins that it runs before or after.
-        every: runs only on the first call after each multiple of it.
-        rank_zero: runs only on global rank 0.
-        logs: whether its plugin implements `log`.
+        before, after: names of plugins before or after which it runs.
+        every: the interval; it runs only on the first call after each multiple. None for each call.
+        rank_zero: whether it runs only on global rank 0.
+        logs: whether its plugin implements `log` or `log_text`.
     """
 
     plugin: Plugin
@@ -63,17 +64,17 @@ class Implementation:
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
-    def problem(self, what: str, fix: str) -> PluginError:
+    def problem(self, message: str, fix: str) -> PluginError:
         """Returns a problem with it; see `Plugin.problem`."""
-        return self.plugin.problem(what, fix, self.hook.name, at=self.where)
+        return self.plugin.problem(message, fix, self.hook.name, at=self.where)
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """The implementations of a hook in order, with the reasons.
+    """The implementations of a hook in order, with the reasons for the order.
 
     Args:
-        edges: the effective ones: within one role, of plugins that implement the hook.
+        edges: the effective edges, between plugins that implement the hook.
         reversed_from: the opening event whose order the algorithms reverse.
     """
 
@@ -87,19 +88,19 @@ class Ordered:
     def __len__(self) -> int:
         return len(self.implementations)
 
-    def reason(self, first: Implementation, then: Implementation) -> str:
-        """Returns why the first of two neighbours runs before the second; "" if only for its name."""
-        if _tier(first) != _tier(then):
-            return f"role: {_TIER_NAMES[_tier(first)]} before {_TIER_NAMES[_tier(then)]}"
+    def reason(self, first: Implementation, second: Implementation) -> str:
+        """Returns why `first` runs before its neighbour `second`; "" if only the names decide."""
+        if _tier(first) != _tier(second):
+            return f"role: {_TIER_NAMES[_tier(first)]} before {_TIER_NAMES[_tier(second)]}"
         for edge in self.edges:
-            if (edge.first, edge.then) == (_name(first), _name(then)):
+            if (edge.first, edge.then) == (_name(first), _name(second)):
                 return f"edge: declared by {edge.declared_by}"
         if self.reversed_from is not None and _tier(first) == _ALGORITHM:
             return f"pair: the reverse of {self.reversed_from}"
-        if _by_default([then, first])[0] is then:
+        if _by_default([second, first])[0] is second:
             return "edge: through another plugin's"
-        if first.phase != then.phase:
-            return f"phase: {_PHASES[first.phase]} before {_PHASES[then.phase]}"
+        if first.phase != second.phase:
+            return f"phase: {_PHASES[first.phase]} before {_PHASES[second.phase]}"
         return ""
 
 
@@ -117,66 +118,75 @@ def order(
         opener_edges: the configuration's edges on that event.
 
     Raises:
-        PluginError: declared edges contradict each other or the roles; the message says where.
+        PluginError: declared edges form a cycle or contradict the roles; the message names them.
     """
     impls = list(implementations)
     if len(impls) < 2:
         return Ordered(tuple(impls))
     impls = _by_default(impls)
-    opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
+    opener = [impl for impl in opener if _tier(impl) <= _ALGORITHM and not impl.wrapper]
     tiers: dict[int, list[Implementation]] = {}
-    for one in impls:
-        tiers.setdefault(_tier(one), []).append(one)
+    for impl in impls:
+        tiers.setdefault(_tier(impl), []).append(impl)
     edges = _edges(impls, user_edges)
     _refuse_across_roles(edges, impls)
-    ordered = [one for tier in tiers.values() for one in _sorted(tier, edges)]
+    ordered = [impl for tier in tiers.values() for impl in _sorted(tier, edges)]
     if opener:
-        closers = [one for one in ordered if _tier(one) <= _ALGORITHM and not one.wrapper]
+        # Wrappers and callbacks of a closing event keep their usual order.
+        closers = [impl for impl in ordered if _tier(impl) <= _ALGORITHM and not impl.wrapper]
         ids = set(map(id, closers))
-        others = [one for one in ordered if id(one) not in ids]
-        entered = _edges(opener, opener_edges)
-        ordered = [*_reverse_of(opener, entered, closers, edges), *others]
-    names = {_name(one) for one in impls}
-    counted = tuple(edge for edge in edges if edge.first in names and edge.then in names)
-    return Ordered(tuple(ordered), counted, opener[0].hook.name if opener else None)
+        remaining = [impl for impl in ordered if id(impl) not in ids]
+        edges_of_opener = _edges(opener, opener_edges)
+        ordered = [*_reverse_of(opener, edges_of_opener, closers, edges), *remaining]
+    names = {_name(impl) for impl in impls}
+    effective_edges = tuple(edge for edge in edges if edge.first in names and edge.then in names)
+    return Ordered(tuple(ordered), effective_edges, opener[0].hook.name if opener else None)
 
 
 def order_of_owners(implementations: Iterable[Implementation]) -> tuple[Implementation, ...]:
     """Returns an action's ordered plain implementations in calling order: plugins, task, core."""
-    return tuple(sorted(implementations, key=lambda one: _LAYER[one.plugin.role]))
+    return tuple(sorted(implementations, key=lambda impl: _LAYER[impl.plugin.role]))
 
 
 def edges_that_cannot_hold(
-    found: Iterable[Implementation], closers: Iterable[Implementation], active: Collection[str]
+    implementations: Iterable[Implementation],
+    closers: Iterable[Implementation],
+    active: Collection[str],
 ) -> Iterator[PluginError]:
-    """Finds plugins' edges on a hook to active plugins that can't be satisfied.
+    """Finds edges that plugins declare on a hook but that can't be satisfied.
+
+    Edges to plugins that aren't active are allowed.
 
     Args:
-        closers: implementations of the events that close this one, and reverse its order.
+        closers: implementations of the events that close this hook, and reverse its order.
         active: the folded names of all active plugins.
     """
-    found = list(found)
-    plain = {_name(one) for one in found if not one.wrapper} | {_name(one) for one in closers}
-    wrapping = {_name(one) for one in found if one.wrapper}
-    for one in found:
-        hook = one.hook.name
-        wishes = [("before", n) for n in one.before] + [("after", n) for n in one.after]
-        for option, name in wishes:
-            other = fold(name)
-            what = ""
-            if other not in active or other == _name(one):
+    implementations = list(implementations)
+    plain = {_name(impl) for impl in implementations if not impl.wrapper} | {
+        _name(impl) for impl in closers
+    }
+    wrapping = {_name(impl) for impl in implementations if impl.wrapper}
+    for impl in implementations:
+        hook = impl.hook.name
+        declared_edges = [("before", plugin_name) for plugin_name in impl.before] + [
+            ("after", plugin_name) for plugin_name in impl.after
+        ]
+        for option, name in declared_edges:
+            target = fold(name)
+            reason = ""
+            if target not in active or target == _name(impl):
                 continue
-            if other not in plain | wrapping:
-                what = f"{name} doesn't implement it"
+            if target not in plain | wrapping:
+                reason = f"{name} doesn't implement it"
                 fix = "leave it out, or write it on a hook that both implement"
-            elif one.wrapper and option == "after" and other not in wrapping:
-                what = f"a wrapper encloses all plain implementations, that of {name}, too"
+            elif impl.wrapper and option == "after" and target not in wrapping:
+                reason = f"a wrapper encloses all plain implementations, including {name}'s"
                 fix = "leave it out; the second half of a wrapper runs after what it encloses"
-            elif not one.wrapper and option == "before" and other not in plain:
-                what = f"{name} wraps it, and a wrapper encloses all plain implementations"
+            elif not impl.wrapper and option == "before" and target not in plain:
+                reason = f"{name} wraps it, and a wrapper encloses all plain implementations"
                 fix = "leave it out, or make this a wrapper"
-            if what:
-                yield one.problem(f"{option}={name!r} can't hold on {hook}: {what}", fix)
+            if reason:
+                yield impl.problem(f"{option}={name!r} can't hold on {hook}: {reason}", fix)
 
 
 _TASK, _ALGORITHM, _CALLBACK, _LOGGER, _CORE = range(5)
@@ -186,58 +196,62 @@ _LAYER = {"algorithm": 0, "callback": 0, "task": 1, "core": 2}
 _PHASES = ("tryfirst", "normal", "trylast")
 
 
-def _tier(one: Implementation) -> int:
-    is_logger = one.plugin.role == "callback" and one.logs
-    return _LOGGER if is_logger else _TIER[one.plugin.role]
+def _tier(impl: Implementation) -> int:
+    is_logger = impl.plugin.role == "callback" and impl.logs
+    return _LOGGER if is_logger else _TIER[impl.plugin.role]
 
 
-def _name(one: Implementation) -> str:
-    return fold(one.plugin.name)
+def _name(impl: Implementation) -> str:
+    return fold(impl.plugin.name)
 
 
-def _key(one: Implementation) -> tuple[int, int, str, str]:
-    return _tier(one), one.phase, _name(one), getattr(one.function, "__name__", "")
+def _key(impl: Implementation) -> tuple[int, int, str, str]:
+    return _tier(impl), impl.phase, _name(impl), getattr(impl.function, "__name__", "")
 
 
 def _by_default(implementations: Iterable[Implementation]) -> list[Implementation]:
-    """Orders implementations of a hook by default, ignoring edges."""
+    """Orders implementations of a hook by role, phase and name, ignoring edges."""
     impls = sorted(implementations, key=_key)
     if impls[0].hook.name == "close":
         impls.reverse()
-        impls.sort(key=lambda one: (-_tier(one), one.phase))
+        impls.sort(key=lambda impl: (-_tier(impl), impl.phase))
     return impls
 
 
 def _edges(impls: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:
-    """Returns the user's edges, and the plugins' edges that don't contradict them."""
+    """Returns the user's edges, and the plugins' edges that don't contradict them.
+
+    An edge of a plugin is dropped if the user's edges lead the other way: the user can overrule it.
+    """
     edges = list(user_edges)
-    wishes = {
-        Edge(fold(first), fold(then), one.origin)
-        for one in impls
-        for first, then in [
-            *((one.plugin.name, other) for other in one.before),
-            *((other, one.plugin.name) for other in one.after),
+    declared_edges = {
+        Edge(fold(earlier), fold(later), impl.origin)
+        for impl in impls
+        for earlier, later in [
+            *((impl.plugin.name, target) for target in impl.before),
+            *((target, impl.plugin.name) for target in impl.after),
         ]
     }
-    for edge in sorted(wishes, key=lambda edge: (edge.first, edge.then, edge.declared_by)):
-        if path_of(edge.then, edge.first, [one for one in edges if one.by_user]) is None:
+    for edge in sorted(declared_edges, key=lambda edge: (edge.first, edge.then, edge.declared_by)):
+        if path_of(edge.then, edge.first, [impl for impl in edges if impl.by_user]) is None:
             edges.append(edge)
-    names = {_name(one): one.plugin.name for one in impls}
+    names = {_name(impl): impl.plugin.name for impl in impls}
     return [edge.named(names) for edge in edges]
 
 
 def _refuse_across_roles(edges: Iterable[Edge], impls: Sequence[Implementation]) -> None:
-    tiers = {_name(one): _tier(one) for one in impls}
+    """Raises PluginError if an edge contradicts the order of the roles."""
+    tiers = {_name(impl): _tier(impl) for impl in impls}
     tier_order = list(dict.fromkeys(tiers.values()))
     for edge in edges:
-        first = tiers.get(edge.first)
-        then = tiers.get(edge.then)
-        if first is None or then is None:
+        tier_of_first = tiers.get(edge.first)
+        tier_of_second = tiers.get(edge.then)
+        if tier_of_first is None or tier_of_second is None:
             continue
-        if tier_order.index(first) > tier_order.index(then):
+        if tier_order.index(tier_of_first) > tier_order.index(tier_of_second):
             raise PluginError(
-                f"{edge.typed[0]} can't run before {edge.typed[1]}: {_TIER_NAMES[then]}s run "
-                f"before {_TIER_NAMES[first]}s",
+                f"{edge.typed[0]} can't run before {edge.typed[1]}: {_TIER_NAMES[tier_of_second]}s run "
+                f"before {_TIER_NAMES[tier_of_first]}s",
                 subjects=_declaring([edge], impls),
                 edge=str(edge),
                 hook=impls[0].hook.name,
@@ -246,13 +260,13 @@ def _refuse_across_roles(edges: Iterable[Edge], impls: Sequence[Implementation])
 
 
 def _declaring(edges: Iterable[Edge], impls: Iterable[Implementation]) -> list[Plugin]:
-    """Returns the plugins that declare edges; edges of the configuration have none."""
+    """Returns the plugins that declare these edges; the configuration's edges have no plugin."""
     declared_by = {edge.declared_by for edge in edges}
-    return [one.plugin for one in impls if one.origin in declared_by]
+    return [impl.plugin for impl in impls if impl.origin in declared_by]
 
 
 def _sorted(members: Sequence[Implementation], edges: Sequence[Edge]) -> list[Implementation]:
-    """Sorts topologically, always taking the first member whose edges allow it.
+    """Sorts topologically; the first member that no edge blocks comes next.
 
     Args:
         members: in default order.
@@ -262,9 +276,9 @@ def _sorted(members: Sequence[Implementation], edges: Sequence[Edge]) -> list[Im
         return waiting
     result = []
     while waiting:
-        names = {_name(one) for one in waiting}
+        names = {_name(impl) for impl in waiting}
         blocked = {edge.then for edge in edges if edge.first in names and edge.first != edge.then}
-        ready = next((one for one in waiting if _name(one) not in blocked), None)
+        ready = next((impl for impl in waiting if _name(impl) not in blocked), None)
         if ready is None:
             raise _cycle(waiting, edges)
         waiting.remove(ready)
@@ -280,27 +294,29 @@ def _reverse_of(
 ) -> list[Implementation]:
     """Orders a closing event's plain algorithms: first in, last out.
 
-    The algorithms of both events are ordered by the opener's phases and edges; one that implements
-    only the closer is placed so that its phase holds after the reversal. Edges on the closer
-    aren't reversed, and take precedence.
+    The algorithms of both events are ordered by the opener's phases and edges. An algorithm that
+    implements only the closer is placed so that its phase holds after the reversal. Edges on the
+    closer aren't reversed, and take precedence.
     """
-    in_both = {_name(one) for one in opener}
-    alone = [one for one in closers if _name(one) not in in_both]
-    keys = {id(one): _key(one) for one in opener}
-    keys |= {id(one): (_tier(one), 2 - one.phase, _name(one), "") for one in alone}
-    together = sorted([*opener, *alone], key=lambda one: keys[id(one)])
-    names = [_name(one) for one in _sorted(together, opener_edges)]
+    in_both = {_name(impl) for impl in opener}
+    only_closers = [impl for impl in closers if _name(impl) not in in_both]
+    keys = {id(impl): _key(impl) for impl in opener}
+    keys |= {id(impl): (_tier(impl), 2 - impl.phase, _name(impl), "") for impl in only_closers}
+    all_algorithms = sorted([*opener, *only_closers], key=lambda impl: keys[id(impl)])
+    names = [_name(impl) for impl in _sorted(all_algorithms, opener_edges)]
     position = {name: idx for idx, name in enumerate(names)}
-    return _sorted(sorted(closers, key=lambda one: -position[_name(one)]), edges)
+    return _sorted(sorted(closers, key=lambda impl: -position[_name(impl)]), edges)
 
 
 def _cycle(waiting: Sequence[Implementation], edges: Sequence[Edge]) -> PluginError:
-    names = sorted({_name(one) for one in waiting})
-    inside = [edge for edge in edges if edge.first in names and edge.then in names]
-    cycle = next(path for name in names if (path := path_of(name, name, inside)) is not None)
+    names = sorted({_name(impl) for impl in waiting})
+    edges_in_cycle = [edge for edge in edges if edge.first in names and edge.then in names]
+    cycle = next(
+        path for name in names if (path := path_of(name, name, edges_in_cycle)) is not None
+    )
     around = " → ".join([cycle[0].typed[0], *(edge.typed[1] for edge in cycle)])
     return PluginError(
-        f"the order of {waiting[0].hook.name} goes round in a circle: {around}",
+        f"the order of {waiting[0].hook.name} has a cycle: {around}",
         subjects=_declaring(cycle, waiting),
         **{f"edge {idx}": str(edge) for idx, edge in enumerate(cycle, 1)},
         fix="take one edge out, or overrule it in [tool.eventloop.order]",

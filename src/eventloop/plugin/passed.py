@@ -1,4 +1,4 @@
-"""Plugins that are objects: passed to `Trainer`, provided by the task, or added by a flag of a command."""
+"""Plugins that are objects, passed to `Trainer`, provided by the task, or added by a command's flag."""
 
 from __future__ import annotations
 
@@ -28,10 +28,16 @@ def passed_plugins(
     found: Sequence[Found],
     by: Literal["Task", "Trainer"] = "Trainer",
 ) -> list[Plugin]:
-    """Returns the plugins of objects; an object can be a `Plugin` without a name, of a flag.
+    """Returns a `Plugin` for each object.
 
-    A plugin's name is that of its class's entry point, or its attribute `name`, or its class's
-    name in kebab-case.
+    A plugin's name is its class's entry point name, or else its attribute `name`, or else its
+    class's name in kebab-case.
+
+    Args:
+        objects: the plugin objects; for a command's flag, a `Plugin` without a name.
+        role: the role of the plugins.
+        found: the discovered plugins, for the names of entry points.
+        by: the caller that provides the objects.
     """
     plugins = []
     for passed in objects:
@@ -39,13 +45,13 @@ def passed_plugins(
         if not isinstance(plugin, Plugin):
             plugin = Plugin("", role, passed, source=f"{by}({role}s=...)", by=by)
         target = plugin.target
-        known = _found_as(target, found)
+        entry = _found_as(target, found)
         plugins.append(
             replace(
                 plugin,
-                name=_name_of(target) if known is None else known.name,
-                distribution="" if known is None else known.distribution,
-                version="" if known is None else known.version,
+                name=_name_of(target) if entry is None else entry.name,
+                distribution="" if entry is None else entry.distribution,
+                version="" if entry is None else entry.version,
                 options=stored_options(target),
             )
         )
@@ -58,8 +64,8 @@ def accept(
     """Decides which passed plugins take part.
 
     Returns:
-        The plugins, those of the task off if a flag switches them off; without those that aren't
-        plugins or that the site forbids. And the problems with these.
+        The accepted plugins, with the stage "off" for a task's plugin that a flag switches off; and
+        a problem for each object that isn't a plugin or that the site forbids.
     """
     accepted = []
     not_plugins = []
@@ -73,30 +79,32 @@ def accept(
             not_plugins.append(_without_hooks(plugin))
         else:
             accepted.append(plugin)
-        if banned := ban(plugin.name, configuration.rules, by_site=True):
+        if ban_reason := ban(plugin.name, configuration.rules, by_site=True):
             forbidden.append(
                 PluginError(
-                    f"{plugin.name} was handed over, but the site switches it off: {banned.text}",
+                    f"{plugin.name} was passed, but the site switches it off: {ban_reason.text}",
                     subjects=[plugin],
                     plugin=plugin.origin,
-                    fix="leave it out; what the site says can't be overruled",
+                    fix="leave it out; the site's rules can't be overruled",
                 )
             )
     return accepted, [*not_plugins, *forbidden]
 
 
-def _found_as(target: object, found: Sequence[Found]) -> Found | None:
+def _found_as(target: object, plugins: Sequence[Found]) -> Found | None:
     """Finds the entry point of an object's class, under any exported name.
 
-    Imports nothing: the package that exports an existing class has been imported.
+    Imports nothing: the object exists, so the package that exports its class has been imported.
     """
-    for one in found:
-        module, _, attrs = one.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
-        named: Any = sys.modules.get(module)
+    for plugin in plugins:
+        module, _, attrs = (
+            plugin.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
+        )
+        exported: Any = sys.modules.get(module)
         for attr in filter(None, attrs.split(".")):
-            named = getattr(named, attr, None)
-        if named is type(target) or named is target:
-            return one
+            exported = getattr(exported, attr, None)
+        if exported is type(target) or exported is target:
+            return plugin
     return None
 
 
@@ -112,7 +120,7 @@ def _without_hooks(plugin: Plugin) -> PluginError:
         fix = f"write {camel(target)}(...), or {shell('-p', target)} on the command line"
     else:
         fix = (
-            "hand over an object with methods under @hookimpl; `eventloop plugins hooks` lists them"
+            "pass an object with methods under @hookimpl; `eventloop plugins hooks` lists the hooks"
         )
     kind = a(type(target).__name__)
     return PluginError(f"{role}s=[{target!r}] holds {kind}, not a plugin", fix=fix)

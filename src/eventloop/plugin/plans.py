@@ -1,9 +1,9 @@
 """Freezing: from the ordered implementations of a hook to the one function that the loop calls.
 
 Calls have pluggy's semantics: results that aren't None are collected in order, an action stops at
-the first one, wrappers enclose all plain implementations and can replace result and exception. A
-result that a hook can't use, such as that of an event called by a plugin, is an error that names
-the plugin. A plan only omits work that the run doesn't need.
+the first result, wrappers enclose all plain implementations and can replace results and exceptions.
+An implementation that returns a result its hook can't use, such as any result of an event, raises
+an error that names the plugin. A plan omits only work that the run doesn't need.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from eventloop.state import CALLABLE
 
 if TYPE_CHECKING:
     from eventloop.plugin.plugin_attributes import PluginFacts
+    from eventloop.plugin.records import Plugin
     from eventloop.state import State
 
 
@@ -41,12 +42,16 @@ class Plans(Events, Actions, Protocol):
     """The plans of all hooks, by name: `plans.batch_end(state)`."""
 
 
-# The events that go on, in the next fit, with the plugin that raised.
+# If a plugin raises in one of these events, the next fit continues with that plugin: the clock has
+# counted the batch or epoch already, so the plugins after it would otherwise never be called for it.
 RESUMABLE = ("batch_end", "batch_checkpoint", "epoch_end", "epoch_checkpoint")
 
 
 def new_plans() -> Plans:
-    """Returns an object for the plans: a module, as Python calls its functions fastest."""
+    """Returns an empty object for the plans.
+
+    It is a module, because Python calls functions of modules fastest.
+    """
     return cast("Plans", ModuleType("plans"))
 
 
@@ -59,29 +64,31 @@ def freeze(
     """Returns the plan of a hook: a function that takes the hook's arguments by position.
 
     Args:
-        implementations: the hook's, as ordered by `order`.
+        implementations: of the hook, as ordered by `order`.
         state: the State of the run; callbacks get a view of it.
-        raised: takes the implementation that an event raised on, by the hook's name.
+        raised: receives the implementation that raised, by the event's name.
     """
     raised = {} if raised is None else raised
     plain: list[Implementation] = []
     wrappers: list[Implementation] = []
-    for one in implementations:
-        if one.rank_zero and state.rank != 0:
+    for impl in implementations:
+        if impl.rank_zero and state.rank != 0:
             continue
-        (wrappers if one.wrapper else plain).append(one)
-        if one.plugin.role != "core":
-            enter(one)
+        (wrappers if impl.wrapper else plain).append(impl)
+        if impl.plugin.role != "core":
+            enter(impl)
     if hook.name in TELL_ALL:
         return _tell_all(plain, state)
     if hook.name in OF_ITSELF:
         return _ask_each(hook, plain, state)
     is_cores = not wrappers and len(plain) == 1 and plain[0].plugin.role == "core"
     if is_cores and plain[0].argnames == hook.argnames:
-        return plain[0].function  # which the loop may call itself
+        # The core's implementation is called without a layer in between; this also lets the loop
+        # recognise it by identity.
+        return plain[0].function
     if hook.kind == "action":
         plan = enclose(_act(order_of_owners(plain), state), wrappers, state)
-        has_owner = any(not one.conditional for one in plain)
+        has_owner = any(not impl.conditional for impl in plain)
         return plan if has_owner else _answered(hook, plan)
     if not plain and not wrappers:
         return _silence(hook)
@@ -92,7 +99,11 @@ def freeze(
 
 
 def outcomes_of(plan: Plan, *args: Any) -> list[Any]:
-    """Calls a plan of `TELL_ALL`, for its exceptions, or of `OF_ITSELF`, for (plugin, text) pairs."""
+    """Calls the plan of a hook of `TELL_ALL` or `OF_ITSELF`.
+
+    Returns:
+        For `TELL_ALL`, the exceptions; for `OF_ITSELF`, (plugin, text) pairs.
+    """
     results: list[Any] = plan(*args)
     return results
 
@@ -110,8 +121,8 @@ def _silence(hook: Hook) -> Plan:
     """Returns the plan of an event, a question or a collection without implementations."""
     if hook.kind == "collection":
         return lambda *_args: []
-    silent = unanswered if hook.kind == "question" else nothing
-    return silent if hook.argnames == STATE_ALONE else lambda state, *_rest: silent(state)
+    plan = unanswered if hook.kind == "question" else nothing
+    return plan if hook.argnames == STATE_ALONE else lambda state, *_arguments: plan(state)
 
 
 def _tell(
@@ -120,20 +131,23 @@ def _tell(
     state: State,
     raised: dict[str, Implementation],
 ) -> Plan:
-    """Calls all implementations in order; a result is an error, because nothing would receive it."""
+    """Calls all implementations in order.
+
+    A result is an error, because nothing would receive it.
+    """
     if hook.argnames == STATE_ALONE:
         return _tell_directly(plain, state, raised)
-    calls = [(adapted(one, state), one) for one in plain]
+    calls = [(adapted(impl, state), impl) for impl in plain]
 
-    def tell_each(_state: State, *rest: Any) -> None:
-        for function, one in calls:
+    def tell_each(_state: State, *arguments: Any) -> None:
+        for function, impl in calls:
             try:
-                result = function(*rest)
+                result = function(*arguments)
                 if result is not None:
-                    raise misfit(result, one)
+                    raise misfit(result, impl)
             except BaseException as error:
-                raised[hook.name] = one
-                blame(error, one, state)
+                raised[hook.name] = impl
+                blame(error, impl, state)
                 raise
 
     return tell_each
@@ -142,21 +156,21 @@ def _tell(
 def _tell_directly(
     plain: Sequence[Implementation], state: State, raised: dict[str, Implementation]
 ) -> Plan:
-    """Does the same for events that pass only the State, as those of every batch do.
+    """Same as `_tell`, for events that pass only the State, such as the events of each batch.
 
-    Calling Python functions without `functools` takes a third less.
+    Calling Python functions without `functools.partial` takes a third less time.
     """
-    calls = [(*direct(one, state), one) for one in plain]
+    calls = [(*direct(impl, state), impl) for impl in plain]
 
     def tell_each(_state: State) -> None:
-        for function, argument, one in calls:
+        for function, argument, impl in calls:
             try:
                 result = function(argument)
                 if result is not None:
-                    raise misfit(result, one)
+                    raise misfit(result, impl)
             except BaseException as error:
-                raised[one.hook.name] = one
-                blame(error, one, state)
+                raised[impl.hook.name] = impl
+                blame(error, impl, state)
                 raise
 
     return tell_each
@@ -169,25 +183,25 @@ def _gather(
     raised: dict[str, Implementation] | None = None,
 ) -> Plan:
     """Calls all implementations in order and returns the results that aren't None."""
-    calls = [(adapted(one, state), one) for one in plain]
+    calls = [(adapted(impl, state), impl) for impl in plain]
     is_question = hook.kind == "question"
     is_event = hook.kind == "event"
     is_text = hook.name in OF_ITSELF
 
-    def gather(_state: State, *rest: Any) -> list[Any]:
+    def gather(_state: State, *arguments: Any) -> list[Any]:
         results = []
-        for function, one in calls:
+        for function, impl in calls:
             try:
-                result = function(*rest)
+                result = function(*arguments)
                 if result is None:
                     continue
                 is_wrong = is_event or (is_text and not isinstance(result, str))
                 if is_wrong or (is_question and result is not True and result is not False):
-                    raise misfit(result, one)
+                    raise misfit(result, impl)
             except BaseException as error:
                 if raised is not None:
-                    raised[hook.name] = one
-                blame(error, one, state)
+                    raised[hook.name] = impl
+                blame(error, impl, state)
                 raise
             results.append(result)
         return results
@@ -196,13 +210,20 @@ def _gather(
 
 
 def _ask_each(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all implementations in order and returns each plugin that answers with its text."""
-    gathers = [(one.plugin, _gather(hook, [one], state)) for one in plain]
-    return lambda _state: [(one, text) for one, each in gathers for text in each(state) if text]
+    """Calls all implementations in order and returns (plugin, text) for each non-empty answer."""
+    gathers = [(impl.plugin, _gather(hook, [impl], state)) for impl in plain]
+
+    def ask_each(_state: State) -> list[tuple[Plugin, str]]:
+        answers = []
+        for plugin, gather in gathers:
+            answers += [(plugin, text) for text in gather(state) if text]
+        return answers
+
+    return ask_each
 
 
 def _ask(gather: Plan) -> Plan:
-    """Returns whether any answer is True."""
+    """Turns the answers to a question into one bool: whether any of them is True."""
 
     def ask(*args: Any) -> bool:
         return True in gather(*args)
@@ -212,20 +233,21 @@ def _ask(gather: Plan) -> Plan:
 
 def _act(plain: Sequence[Implementation], state: State) -> Plan:
     """Calls the conditional implementations, then the owner's, and returns the first result."""
-    owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
-    asked = plain[: owner_idx + 1]
-    if asked and asked[0].hook.argnames == STATE_ALONE:
-        return _act_directly(asked, state)
-    calls = [(adapted(one, state), one) for one in asked]
+    # Implementations after the owner's are never reached, so the plan doesn't hold them.
+    owner_idx = next((i for i, impl in enumerate(plain) if not impl.conditional), len(plain))
+    impls = plain[: owner_idx + 1]
+    if impls and impls[0].hook.argnames == STATE_ALONE:
+        return _act_directly(impls, state)
+    calls = [(adapted(impl, state), impl) for impl in impls]
 
-    def act(_state: State, *rest: Any) -> Any:
-        for function, one in calls:
+    def act(_state: State, *arguments: Any) -> Any:
+        for function, impl in calls:
             try:
-                result = function(*rest)
-                if result is None and not one.conditional:
-                    raise returned_nothing(one)
+                result = function(*arguments)
+                if result is None and not impl.conditional:
+                    raise returned_nothing(impl)
             except BaseException as error:
-                blame(error, one, state)
+                blame(error, impl, state)
                 raise
             if result is not None:
                 return result
@@ -234,18 +256,18 @@ def _act(plain: Sequence[Implementation], state: State) -> Plan:
     return act
 
 
-def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
-    """Does the same for actions that pass only the State, as `_tell_directly` does for events."""
-    calls = [(*direct(one, state), one) for one in asked]
+def _act_directly(impls: Sequence[Implementation], state: State) -> Plan:
+    """Same as `_act`, for actions that pass only the State; see `_tell_directly`."""
+    calls = [(*direct(impl, state), impl) for impl in impls]
 
     def act(_state: State) -> Any:
-        for function, argument, one in calls:
+        for function, argument, impl in calls:
             try:
                 result = function(argument)
-                if result is None and not one.conditional:
-                    raise returned_nothing(one)
+                if result is None and not impl.conditional:
+                    raise returned_nothing(impl)
             except BaseException as error:
-                blame(error, one, state)
+                blame(error, impl, state)
                 raise
             if result is not None:
                 return result
@@ -255,7 +277,7 @@ def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
 
 
 def _answered(hook: Hook, plan: Plan) -> Plan:
-    """Raises if no implementation of an action returns a result."""
+    """Wraps a plan of an action, to raise if no implementation returns a result."""
 
     def answered(*args: Any) -> Any:
         result = plan(*args)
@@ -271,17 +293,17 @@ def _answered(hook: Hook, plan: Plan) -> Plan:
 
 def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all implementations, even if some raise, and returns the exceptions."""
-    calls = [(adapted(one, state), one) for one in plain]
+    calls = [(adapted(impl, state), impl) for impl in plain]
 
-    def tell_all(_state: State, *rest: Any) -> list[BaseException]:
+    def tell_all(_state: State, *arguments: Any) -> list[BaseException]:
         failures: list[BaseException] = []
-        for function, one in calls:
+        for function, impl in calls:
             try:
-                result = function(*rest)
+                result = function(*arguments)
                 if result is not None:
-                    raise misfit(result, one)
-            except BaseException as error:  # noqa: BLE001  all are told before any is raised
-                blame(error, one, state)
+                    raise misfit(result, impl)
+            except BaseException as error:  # noqa: BLE001  the other plugins must be called, too
+                blame(error, impl, state)
                 failures.append(error)
         return failures
 
@@ -291,15 +313,16 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
 class ActivePlugins:
     """The active plugins of a run, and the plans of all hooks.
 
-    One object per run, shared by the core's plugins and the State. Empty before `freeze`, which is
-    called again when a plugin has dropped out.
+    There is one object per run, shared by the core's plugins and the State. It is empty before
+    `freeze`, which is called again after a plugin has dropped out.
 
     Attributes:
         assembly: the implementations of the plugins, in order.
         plans: the plans of all hooks.
-        quiet: the same plans, with empty ones for the events of a microbatch.
-        by_name: the plugin objects by folded name, without the core's; likewise `facts`.
-        evaluates: whether a plugin evaluates by itself, with or without eval data.
+        quiet: the same plans, except that the events of a microbatch do nothing.
+        by_name: the plugin objects by folded name, without the core's.
+        facts: the facts of these plugins, by folded name.
+        evaluates: whether a plugin evaluates, even without eval data.
     """
 
     __slots__ = (
@@ -329,11 +352,14 @@ class ActivePlugins:
         """Creates the plans of all hooks.
 
         Args:
-            observers: wrap the implementations.
+            assembly: the plugins, and their implementations in order.
+            state: the State of the run.
+            observers: wrap the implementations; the plugins' own `around_calls` come last.
         """
         self.assembly = assembly
-        enters = (one.facts.around_calls for one in assembly.plugins)
-        observers = (*observers, *(Around(one) for one in enters if one))
+        for plugin in assembly.plugins:
+            if plugin.facts.around_calls:
+                observers = (*observers, Around(plugin.facts.around_calls))
         for name, hook in assembly.hooks.items():
             implementations = assembly.implementations[name].implementations
             if observers:
@@ -345,9 +371,9 @@ class ActivePlugins:
             is_quiet = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.quiet, name, nothing if is_quiet else plan)
         self.evaluates = assembly.evaluates
-        plugins = [one for one in assembly.plugins if one.role != "core"]
-        self.by_name = {fold(one.name): one.target for one in plugins}
-        self.facts = {fold(one.name): one.facts for one in plugins}
+        plugins = [plugin for plugin in assembly.plugins if plugin.role != "core"]
+        self.by_name = {fold(plugin.name): plugin.target for plugin in plugins}
+        self.facts = {fold(plugin.name): plugin.facts for plugin in plugins}
         self._callable = {
             name: checked(hook, getattr(self.plans, name))
             for name, hook in assembly.hooks.items()
@@ -355,62 +381,67 @@ class ActivePlugins:
         }
 
     def continue_events(self, state: State) -> None:
-        """Has the next call of an event that raised begin with the implementation that raised.
+        """Makes the next call of an event that raised begin with the implementation that raised.
 
-        Those before it have been called for this batch or epoch, and aren't called twice. Wrappers
-        of the event enclose what is left.
+        The implementations before it have been called for this batch or epoch, and aren't called
+        twice. Wrappers of the event enclose the remaining implementations.
         """
         raised = {name: self._raised[name] for name in RESUMABLE if name in self._raised}
         self._raised.clear()
         for name, implementation in raised.items():
             frozen = self._frozen[name]
-            position = next(i for i, other in enumerate(frozen) if other is implementation)
-            left = [other for idx, other in enumerate(frozen) if other.wrapper or idx >= position]
-            rest = freeze(self.assembly.hooks[name], left, state, self._raised)
-            self._call_once(name, state.precision.enclose(name, rest))
+            start = next(i for i, impl in enumerate(frozen) if impl is implementation)
+            remaining = [impl for idx, impl in enumerate(frozen) if impl.wrapper or idx >= start]
+            plan = freeze(self.assembly.hooks[name], remaining, state, self._raised)
+            self._call_once(name, state.precision.enclose(name, plan))
 
     def _call_once(self, name: str, plan: Plan) -> None:
-        """Puts a plan in the place of another, for one call."""
-        usual = getattr(self.plans, name)
+        """Replaces the plan of a hook for its next call."""
+        full_plan = getattr(self.plans, name)
 
         def call_once(*args: Any) -> Any:
-            setattr(self.plans, name, usual)
+            setattr(self.plans, name, full_plan)
             return plan(*args)
 
         setattr(self.plans, name, call_once)
 
     def calling_plugin(self) -> str | None:
-        """Returns the plugin whose implementation is under way, with its package and version.
+        """Returns the plugin whose implementation is running, with its package and version.
 
-        Returns None if there is none in this thread, or it is the core's. Walks the stack, so call it
-        for what is rare.
+        Returns None if no implementation is running in this thread, or if it is the core's. Walks
+        the stack, so don't call it for every batch.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            for one in implementations_of(frame):
-                if one.plugin in self.assembly.plugins:
-                    return None if one.plugin.role == "core" else one.plugin.origin
+            for impl in implementations_of(frame):
+                if impl.plugin in self.assembly.plugins:
+                    return None if impl.plugin.role == "core" else impl.plugin.origin
             frame = frame.f_back
         return None
 
     def plugins_that_answer(self, question: str, state: State) -> list[str]:
-        """Asks each plugin a question again; returns those that answer it with True."""
+        """Asks each plugin a question again; returns the origins of those that answer True."""
         hook = self.assembly.hooks[question]
-        asked = [
-            one for one in self._frozen[question] if not one.wrapper and one.plugin.role != "core"
-        ]
-        return [one.plugin.origin for one in asked if freeze(hook, [one], state)(state)]
+        origins = []
+        for impl in self._frozen[question]:
+            if impl.wrapper or impl.plugin.role == "core":
+                continue
+            ask = freeze(hook, [impl], state)
+            if ask(state):
+                origins.append(impl.plugin.origin)
+        return origins
 
     def unwrapped(self, action: str, state: State) -> Callable[..., Any]:
-        """Returns the plan of an action as its owner answers it, without the plugins' wrappers."""
-        owners = [one for one in self.assembly.implementations[action] if not one.wrapper]
+        """Returns the plan of an action without the wrappers that plugins put around it."""
+        owners = [impl for impl in self.assembly.implementations[action] if not impl.wrapper]
         return state.precision.enclose(action, freeze(self.assembly.hooks[action], owners, state))
 
     def plan_to_call(self, hook: str) -> Callable[..., Any]:
-        """Returns the plan of a hook that plugins declare, or of one in `CALLABLE`.
+        """Returns the plan of a hook that plugins declare, or of a core hook in `CALLABLE`.
 
         Raises:
-            PluginError: no active plugin declares the hook; only the loop calls its own hooks.
+            PluginError: no active plugin declares the hook. The loop's own hooks aren't available
+                here, because only the loop may call them.
         """
         if hook not in self._callable:
             raise PluginError(

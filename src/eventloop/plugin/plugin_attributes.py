@@ -1,4 +1,4 @@
-"""What a plugin says about itself, in attributes of its class or module."""
+"""The attributes with which a plugin's class or module describes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PluginFacts:
-    """All attributes of a plugin besides its hooks and state; "Write a plugin" has a table."""
+    """The attributes of a plugin besides its hooks and state; "Write a plugin" explains them."""
 
     name: str = ""
     requires: tuple[str, ...] = ()
@@ -37,19 +37,19 @@ class PluginFacts:
     default_settings: Mapping[str, Any] | None = None
 
 
-_DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(PluginFacts)}
+_DEFAULTS: dict[str, Any] = {fact.name: fact.default for fact in dataclasses.fields(PluginFacts)}
 _METHODS = ("around_calls", "start_early")
 _DISTINCT = [name for name in _DEFAULTS if name != "name"]  # a plugin may have `names`
-# Plugins have most of their names in common, and a comparison takes 100 us.
+# Cached, because plugins share most attribute names and a comparison takes 100 us.
 _near = cache(partial(difflib.get_close_matches, possibilities=_DISTINCT, n=1, cutoff=0.9))
 
 
 def facts_of(target: object) -> PluginFacts:
-    """Reads the facts of a class, an instance or a module; a string counts as a tuple of one."""
-    found = {name: getattr(target, name, default) for name, default in _DEFAULTS.items()}
+    """Reads the facts of a class, an instance or a module; a string counts as a tuple of length 1."""
+    values = {name: getattr(target, name, default) for name, default in _DEFAULTS.items()}
     for name in ("requires", "conflicts", "wakes_with", "free_options"):
-        found[name] = (found[name],) if isinstance(found[name], str) else tuple(found[name])
-    return PluginFacts(**found)
+        values[name] = (values[name],) if isinstance(values[name], str) else tuple(values[name])
+    return PluginFacts(**values)
 
 
 def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
@@ -58,8 +58,10 @@ def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
     Options, other methods and imported names aren't checked.
     """
     init = type(target).__init__
-    for own in [target] if isinstance(target, ModuleType | type) else type(target).__mro__[:-1]:
-        for name, value in vars(own).items():
+    for namespace in (
+        [target] if isinstance(target, ModuleType | type) else type(target).__mro__[:-1]
+    ):
+        for name, value in vars(namespace).items():
             if name in _DEFAULTS or not (near := _near(name)):
                 continue
             options = inspect.signature(init).parameters if inspect.isfunction(init) else ()

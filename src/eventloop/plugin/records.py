@@ -1,4 +1,4 @@
-"""The records that the steps pass to each other: plain data."""
+"""The plain records that the steps of a plugin's life pass to each other."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from eventloop.fixes import in_command, switch_off
 from eventloop.plugin.plugin_attributes import PluginFacts, facts_of
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "option"]
-# How far a plugin came on its way into a run. One that is passed in Python begins as active.
+# How far a plugin came on its way into a run. A plugin that is passed in Python begins as active.
 PluginStage = Literal["chosen", "off", "loaded", "dormant", "failed", "active"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {"eventloop.algorithms": "algorithm", "eventloop.callbacks": "callback"}
 GROUP_OF: dict[str, str] = {role: group for group, role in GROUPS.items()}
-# What packages add beside plugins: it is imported when it is used, and takes part in no run by itself.
+# Extensions that packages add besides plugins. They are imported when they are used, and aren't
+# called in every run.
 EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",
     "eventloop.storage": "storage",
@@ -36,9 +37,9 @@ class Found:
     Args:
         name: the entry point's name, as its author wrote it.
         role: from the entry-point group.
-        entry_point: where its object is found.
+        entry_point: names the plugin's class, instance or module.
         distribution: the name of its distribution; "" for a file, or if the metadata is missing.
-        version: that distribution's version.
+        version: the distribution's version.
         marks: how the distribution was installed, if unusual: "dependency" (not installed by name),
             "user site", "PYTHONPATH"; for a local plugin, the file that names it.
         path: for a local plugin, the file that defines it.
@@ -64,7 +65,7 @@ class Found:
 
     @property
     def way_out(self) -> str:
-        """How to continue without it, for messages."""
+        """How to continue without this plugin, for messages."""
         if self.local is None:
             return "switch the plugin off with " + switch_off(self.name)
         return self.local.way_out
@@ -76,17 +77,17 @@ class Found:
             return f"{self.name} ({self.entry_point.value})"
         return f"{self.name} ({self.distribution} {self.version})"
 
-    def problem(self, what: str, fix: str, **at: str) -> PluginError:
-        """Returns what is wrong with it; see `Plugin.problem`."""
-        return PluginError(what, subjects=[self], plugin=self.origin, **at, fix=fix)
+    def problem(self, message: str, fix: str, **fields: str) -> PluginError:
+        """Returns an error about this plugin; see `Plugin.problem`."""
+        return PluginError(message, subjects=[self], plugin=self.origin, **fields, fix=fix)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A distribution that can't be read, so its plugins aren't known.
+    """A distribution whose entry points can't be read, so its plugins aren't known.
 
     Args:
-        name: of the distribution, or of its folder.
+        name: the name of the distribution, or of its folder.
     """
 
     name: str
@@ -99,24 +100,25 @@ _BY_DEFAULT = Reason("")
 class Plugin:
     """A plugin, with the stage that it has reached on its way into a run.
 
-    A discovered plugin is chosen, loaded and built; it becomes off, dormant or failed instead
-    if it doesn't take part.
+    A discovered plugin is chosen, loaded and built, and then active. If it doesn't take part, it
+    becomes off, dormant or failed instead.
 
     Args:
         name: as the user types it.
         role: decides its position in the order and whether it can change the State.
         target: the instance or module whose methods are called; None until it is built.
-        distribution, version: of its package; "" for an object passed in Python.
-        source: where it is from, for messages: "entry point", "Trainer(callbacks=...)".
-        by: what passed it, if it wasn't discovered.
-        options: its options, without defaults; known once it is built.
-        found: its metadata, if it was discovered.
+        distribution, version: its package and the version; "" for an object passed in Python.
+        source: its origin, for messages: "entry point", "Trainer(callbacks=...)".
+        options: its options that differ from the defaults; empty until it is built.
+        found: its metadata; None if it wasn't discovered.
         imported: the object that its entry point names, such as a class; None until it is loaded.
+        by: the caller that passed it, if it wasn't discovered.
         stage: see `PluginStage`.
         reason: why it is off or dormant, or why it is on without autoload; "" if it is on because
             it is installed.
-        kind, undo: what decided that, and how to undo it; see `Reason`.
-        failure: why it failed.
+        kind: the kind of reason; see `Reason`.
+        undo: how to undo the decision; see `Reason`.
+        failure: the error of a failed plugin.
     """
 
     name: str
@@ -166,7 +168,7 @@ class Plugin:
         return "problem" if self.stage == "failed" else "active"
 
     def failed(self, problem: EventloopError) -> Plugin:
-        """Returns its record after an error."""
+        """Returns the record with the stage "failed" and its error."""
         return replace(self, stage="failed", failure=problem)
 
     @property
@@ -180,12 +182,12 @@ class Plugin:
 
     @functools.cached_property
     def facts(self) -> PluginFacts:
-        """Its facts."""
+        """The attributes with which the plugin describes itself."""
         return facts_of(self.target)
 
     @property
     def way_out(self) -> str:
-        """How to continue without it, for messages; "" for the task and the core."""
+        """How to continue without this plugin, for messages; "" for the task and the core."""
         if self.role in ("task", "core"):
             return ""
         if self.source == FROM_ENTRY_POINT:
@@ -200,16 +202,17 @@ class Plugin:
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, how: str) -> str:
-        """Returns what to do: fix it, or continue without it if possible."""
+        """Returns `how`, followed by the way to continue without this plugin, if there is one."""
         return how + ", or " + self.way_out if self.way_out else how
 
-    def problem(self, what: str, fix: str, where: str = "", **at: str) -> PluginError:
-        """Returns a problem with it.
+    def problem(self, message: str, fix: str, method: str = "", **fields: str) -> PluginError:
+        """Returns an error about this plugin.
 
         Args:
-            fix: what to do, besides continuing without it.
-            where: in which of its methods.
-            at: further fields of the message.
+            message: describes the problem.
+            fix: how to fix it; the way to continue without the plugin is appended.
+            method: the method in which it occurred: `method Ema.batch_end`.
+            fields: further fields of the message.
         """
-        who = ", ".join(filter(None, [self.origin, where]))
-        return PluginError(what, subjects=[self], plugin=who, **at, fix=self.fix(fix))
+        subject = ", ".join(filter(None, [self.origin, method]))
+        return PluginError(message, subjects=[self], plugin=subject, **fields, fix=self.fix(fix))

@@ -1,4 +1,4 @@
-"""The registry: each plugin with its stage and reason, the order of their calls, the owners of actions."""
+"""The registry: each plugin with its stage and reason, the order of calls, the owners of actions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Registry:
     """The plugins of a run or of a command, built once and never changed.
 
     Args:
-        records: every plugin with the stage that it has reached: the active ones, those that are
-            off or have failed, the task and the core.
+        records: every plugin with its stage, whether active, off or failed; with the task and the
+            core.
         hooks: all hooks by name, including those that plugins declare.
-        implementations: for every hook, in order.
-        rules: of the configuration, on order and owners.
-        losers: for each action, the owner if the user hadn't chosen another.
-        problems: each problem with the choice of plugins, with plugins, and with their order.
+        implementations: the ordered implementations of every hook.
+        rules: the configuration's rules on order and owners.
+        losers: by action, the owning implementations that the user's `owners` removed.
+        problems: every problem with the choice of plugins, with plugins, and with their order.
     """
 
     records: tuple[Plugin, ...] = ()
@@ -81,7 +81,7 @@ class Registry:
 
     def problems_of(self, plugin: Plugin) -> list[EventloopError]:
         """Returns the problems with a plugin; its own failure comes first."""
-        problems = [one for one in self.problems if plugin.found in found_subjects(one)]
+        problems = [problem for problem in self.problems if plugin.found in found_subjects(problem)]
         if plugin.failure is not None:
             problems.insert(0, plugin.failure)
         return list(dict.fromkeys(problems))
@@ -100,10 +100,10 @@ class Registry:
         """Returns the registry with some discovered plugins off.
 
         Args:
-            reasons: why, by folded name.
+            reasons: the reason for each plugin to switch off, by folded name.
 
         Raises:
-            PluginError: another plugin requires one of them.
+            PluginError: a plugin that stays active requires one of them.
         """
         records = [
             dataclasses.replace(plugin, stage="off", reason=reasons[fold(plugin.name)], kind="task")
@@ -119,7 +119,7 @@ class Registry:
         """Returns the owner of an action.
 
         Raises:
-            PluginError: it has no implementation, or there is no such action.
+            PluginError: the action has no implementation, or doesn't exist.
         """
         if action not in self.implementations or self.hooks[action].kind != "action":
             actions = [name for name, hook in self.hooks.items() if hook.kind == "action"]
@@ -138,65 +138,69 @@ class Registry:
     def asked(self, action: str) -> tuple[Implementation, ...]:
         """Returns an action's implementations in calling order: conditional, then the owner's."""
         ordered = self.implementations[action]
-        plain = order_of_owners(one for one in ordered if not one.wrapper)
-        idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
+        plain = order_of_owners(impl for impl in ordered if not impl.wrapper)
+        idxs = (idx for idx, impl in enumerate(plain) if not impl.conditional)
         return plain[: next(idxs, len(plain)) + 1]
 
     @property
     def exporting(self) -> list[str]:
-        """The folded names of plugins that export other weights than the model's."""
-        return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
+        """The folded names of plugins that change the exported weights by wrapping `export`."""
+        return [fold(impl.plugin.name) for impl in self.implementations["export"] if impl.wrapper]
 
     @property
     def evaluates(self) -> bool:
-        """Whether a plugin or the task evaluates by itself, with or without eval data.
+        """Whether a plugin or the task evaluates, even without eval data.
 
-        It does if it owns `evaluate`, or implements an event of evaluation for more than watching.
+        True if a plugin or the task owns `evaluate`, or implements an event of evaluation without
+        declaring `needs_eval_data`.
         """
         if self.owner("evaluate").role != "core":
             return True
         return any(
-            not one.plugin.facts.needs_eval_data
+            not impl.plugin.facts.needs_eval_data
             for name, hook in self.hooks.items()
             if hook.kind == "event" and hook.per in ("eval", "eval batch")
-            for one in self.implementations[name]
-            if one.plugin.role != "core"
+            for impl in self.implementations[name]
+            if impl.plugin.role != "core"
         )
 
     def idle(self, hook: str) -> set[str]:
-        """Returns the folded names of plugins without a hook and without its closing event."""
+        """Returns the folded names of plugins that implement neither a hook nor its closing event."""
         if hook not in self.hooks:
             return set()
-        called = [hook, *(one.name for one in self.hooks.values() if one.closes == hook)]
-        busy = {fold(one.plugin.name) for name in called for one in self.implementations[name]}
-        return {fold(plugin.name) for plugin in self.plugins} - busy
+        called = {fold(impl.plugin.name) for impl in self.implementations[hook]}
+        for name, closing_hook in self.hooks.items():
+            if closing_hook.closes == hook:
+                called |= {fold(impl.plugin.name) for impl in self.implementations[name]}
+        return {fold(plugin.name) for plugin in self.plugins} - called
 
     def decisions(self) -> Iterator[Decision]:
-        """Yields the actions in which a plugin replaces the task, or the user chose the owner."""
+        """Yields a decision per action that a plugin takes from the task, or whose owner was chosen."""
         for name, hook in self.hooks.items():
             if hook.kind != "action":
                 continue
-            losers = [one.plugin for one in self.losers.get(name, ())]
+            losers = [impl.plugin for impl in self.losers.get(name, ())]
             claims = [*losers]
-            for one in self.implementations[name].implementations:
-                if one.plugin.role != "core" and not one.wrapper and not one.conditional:
-                    claims.append(one.plugin)
+            for impl in self.implementations[name].implementations:
+                if impl.plugin.role != "core" and not impl.wrapper and not impl.conditional:
+                    claims.append(impl.plugin)
             if not claims:
                 continue
             owner = self.owner(name)
-            if others := [one for one in claims if one is not owner]:
-                others.sort(key=lambda one: (one.role == "task", fold(one.name)))
-                yield Decision(name, owner, tuple(others), bool(losers))
+            if passed_over := [plugin for plugin in claims if plugin is not owner]:
+                passed_over.sort(key=lambda plugin: (plugin.role == "task", fold(plugin.name)))
+                yield Decision(name, owner, tuple(passed_over), bool(losers))
 
 
 def arrange(records: Sequence[Plugin], rules: Rules | None = None) -> Registry:
     """Validates the active plugins and orders their implementations.
 
     Args:
-        rules: of the configuration.
+        records: every plugin with its stage; plugins that aren't active are only kept in the registry.
+        rules: the configuration's rules on order and owners.
 
     Returns:
-        The registry of the valid ones, with every problem.
+        The registry, with the valid implementations and every problem.
     """
     registry = Registry(tuple(records), rules=rules or Rules())
     plugins = registry.plugins
@@ -209,32 +213,37 @@ def arrange(records: Sequence[Plugin], rules: Rules | None = None) -> Registry:
     hooks, clashes = hooks_of(plugins, registry.off)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
     for plugin in plugins:
-        found, misfits = implementations(plugin, hooks)
-        problems += [*misfits, *unknown_names(found, registry.names)]
-        for one in found:
-            by_hook[one.hook.name].append(one)
+        valid, misfits = implementations(plugin, hooks)
+        problems += [*misfits, *unknown_names(valid, registry.names)]
+        for impl in valid:
+            by_hook[impl.hook.name].append(impl)
     losers, misfits = choose_owners(by_hook, rules, hooks)
     problems += [*clashes, *misfits, *several_owners(by_hook)]
 
-    active = {fold(one.name) for one in plugins if one.role in ("algorithm", "callback")}
+    active = {fold(plugin.name) for plugin in plugins if plugin.role in ("algorithm", "callback")}
     ordered = {}
     for name, hook in hooks.items():
-        if any(one.before or one.after for one in by_hook[name]):
-            closing = [each.name for each in hooks.values() if each.closes == name]
-            closers = [one for each in closing for one in by_hook[each]]
+        if any(impl.before or impl.after for impl in by_hook[name]):
+            closing_hooks = [
+                closing_hook.name for closing_hook in hooks.values() if closing_hook.closes == name
+            ]
+            closers = [impl for closing_hook in closing_hooks for impl in by_hook[closing_hook]]
             problems += edges_that_cannot_hold(by_hook[name], closers, active)
-        own = by_hook[name]
-        if len(own) < 2:
-            ordered[name] = order(own)
+        impls = by_hook[name]
+        if len(impls) < 2:
+            ordered[name] = order(impls)
             continue
         opener = by_hook.get(hook.closes or "", [])
         opener_edges = edges_of(rules, hook.closes) if hook.closes else ()
         edges = edges_of(rules, name, hook.closes)
         try:
-            ordered[name] = order(own, edges, opener, opener_edges)
+            ordered[name] = order(impls, edges, opener, opener_edges)
         except PluginError as error:
             problems.append(error)
-            ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
+            # Without its edges the hook has an order, so that commands can still show the plugins.
+            ordered[name] = order(
+                [dataclasses.replace(impl, before=(), after=()) for impl in impls]
+            )
     problems += undecided(ordered)
     registry = Registry(registry.records, hooks, ordered, rules, losers)
     return dataclasses.replace(registry, problems=(*problems, *order_problems(registry)))
@@ -244,31 +253,36 @@ def found_subjects(problem: EventloopError) -> list[Found]:
     """Returns the discovered plugins that a problem is about."""
     subjects = []
     for subject in problem.subjects:
-        found = subject if isinstance(subject, Found) else getattr(subject, "found", None)
-        if found is not None:
-            subjects.append(found)
+        discovered = subject if isinstance(subject, Found) else getattr(subject, "found", None)
+        if discovered is not None:
+            subjects.append(discovered)
     return subjects
 
 
 def refused_by_pluggy(registry: Registry) -> list[PluginError]:
-    """Has pluggy check every plugin but the core's against every hook.
+    """Registers all plugins except the core's with pluggy, which checks them against every hook.
 
-    Implementations of deprecated hooks cause their warnings here. Plugins with other problems are
-    skipped.
+    Implementations of deprecated hooks cause their warnings here. Plugins that already have a
+    problem are skipped, because pluggy would report it in its own words.
+
+    Returns:
+        A problem for each plugin that pluggy refuses.
     """
-    wrong = [subject for problem in registry.problems for subject in problem.subjects]
-    wrong += [found for problem in registry.problems for found in found_subjects(problem)]
+    faulty_subjects = [subject for problem in registry.problems for subject in problem.subjects]
+    faulty_subjects += [
+        discovered for problem in registry.problems for discovered in found_subjects(problem)
+    ]
     refused = []
     manager = pluggy.PluginManager(PROJECT)
     specs = {name: staticmethod(hook.spec) for name, hook in registry.hooks.items() if hook.spec}
     manager.add_hookspecs(type("Hooks", (), specs))
     for plugin in registry.plugins:
-        is_wrong = any(subject is plugin or subject is plugin.found for subject in wrong)
-        if plugin.role == "core" or is_wrong:
+        is_faulty = any(subject is plugin or subject is plugin.found for subject in faulty_subjects)
+        if plugin.role == "core" or is_faulty:
             continue
         try:
             manager.register(plugin.target, plugin.name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            what = f"pluggy refuses {plugin.name!r}: {error}"
-            refused.append(plugin.problem(what, "fix it"))
+            message = f"pluggy refuses {plugin.name!r}: {error}"
+            refused.append(plugin.problem(message, "fix it"))
     return refused

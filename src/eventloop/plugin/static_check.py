@@ -32,10 +32,10 @@ class StaticReport:
     """The result of a static check.
 
     Args:
-        problem: one line; "" if none was found.
+        problem: a line that describes the first problem; "" if there is none.
         needs: options without a default.
-        wakes_with: options of which one must be set.
-        off_until_named: whether it waits for its name, or any option.
+        wakes_with: options of which at least one must be set.
+        off_until_named: whether the plugin waits for its name, or any option.
     """
 
     problem: str = ""
@@ -44,86 +44,92 @@ class StaticReport:
     off_until_named: bool = False
 
 
-def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
-    """Returns what prevents a plugin from being used, as far as its files show.
+def static_check(plugin: Found, other_plugins: Iterable[Found] = ()) -> StaticReport:
+    """Reads a plugin's files and reports why it can't be used, and which options it waits for.
 
-    It finds missing modules, names and imports, files that aren't Python, and misspelt hooks.
-    Problems that only show when the code runs are found by `eventloop plugins check`.
+    Finds missing modules, names and imports, files that aren't Python, and misspelt hooks. Problems
+    that only show when the code runs are found by `eventloop plugins check`.
 
     Args:
-        others: plugins that may declare the hooks that this one implements.
+        found: the plugin.
+        others: plugins that may declare the hooks that it implements.
     """
-    if found.path is not None:
-        file, attribute = split_label(found.entry_point.value)
+    if plugin.path is not None:
+        file, attribute = split_label(plugin.entry_point.value)
         if file.endswith(".py"):
-            return _look(str(found.path), found.path, attribute, others)
+            return _look(str(plugin.path), plugin.path, attribute, other_plugins)
     try:
-        module = found.entry_point.module
-        attribute = found.entry_point.attr or ""
+        module = plugin.entry_point.module
+        attribute = plugin.entry_point.attr or ""
     except (ValueError, AttributeError):
-        return StaticReport(f"the entry point {found.entry_point.value!r} is no `module:name`")
+        return StaticReport(f"the entry point {plugin.entry_point.value!r} isn't `module:name`")
     path, problem = locate(module)
     if problem or path is None:
         return StaticReport(problem)
-    return _look(module, path, attribute.partition(".")[0], others)
+    return _look(module, path, attribute.partition(".")[0], other_plugins)
 
 
 def seen_status(
-    plugin: Plugin, configuration: Configuration, others: Iterable[Found]
+    plugin: Plugin, configuration: Configuration, other_plugins: Iterable[Found]
 ) -> tuple[str, str]:
-    """Returns a plugin's status and reason, with a static check's problem or dormancy."""
+    """Returns a plugin's status and reason, including problems and dormancy that its files show."""
     if plugin.stage != "chosen" or plugin.found is None:
         return plugin.status, plugin.reason
-    seen = static_check(plugin.found, others)
+    report = static_check(plugin.found, other_plugins)
     section = configuration.section(plugin.name)
-    if seen.problem:
-        return "problem", seen.problem
-    if reason := awaited(plugin, configuration, seen.needs, seen.wakes_with, seen.off_until_named):
+    if report.problem:
+        return "problem", report.problem
+    if reason := awaited(
+        plugin, configuration, report.needs, report.wakes_with, report.off_until_named
+    ):
         return "off", reason
-    lacking = [flag(name, plugin.name) for name in seen.needs if fold(name) not in section]
+    lacking = [flag(name, plugin.name) for name in report.needs if fold(name) not in section]
     if lacking:
         return "problem", f"needs {' and '.join(lacking)}"
     return plugin.status, plugin.reason
 
 
 @functools.cache
-def static_hooks(found: Found) -> frozenset[str]:
-    """Returns the hooks that a plugin declares, by name, as far as its files show."""
+def static_hooks(plugin: Found) -> frozenset[str]:
+    """Returns the names of the hooks that a plugin declares, as far as its files show."""
     try:
-        own = _scope_of(found)
-        value = dict(own.assigned()).get("hookspecs") if own else None
-        if own is None or value is None:
+        scope = _scope_of(plugin)
+        value = dict(scope.assigned()).get("hookspecs") if scope else None
+        if scope is None or value is None:
             return frozenset()
-        specs = own.scope(ast.unparse(value).split("."))
+        specs = scope.scope(ast.unparse(value).split("."))
         return frozenset(specs.marked("hookspec") if specs else ())
     except (SyntaxError, ValueError, OSError):
         return frozenset()
 
 
-def foreign_hooks(found: Found, others: Iterable[Found]) -> list[str]:
-    """Returns the hooks that a plugin implements and the core lacks, as far as its files show.
+def foreign_hooks(found: Found, other_plugins: Iterable[Found]) -> list[str]:
+    """Returns the hooks that a plugin implements but neither the core nor another plugin declares.
 
     Args:
-        others: plugins that may declare the hooks that this one implements.
+        found: the plugin.
+        others: plugins that may declare the hooks that it implements.
     """
     try:
-        own = _scope_of(found)
-        names = [name for name in (own.marked("hookimpl") if own else ()) if name not in _HOOKS]
+        scope = _scope_of(found)
+        names = [name for name in (scope.marked("hookimpl") if scope else ()) if name not in _HOOKS]
     except (SyntaxError, ValueError, OSError):
         return []
-    return [name for name in names if not any(name in static_hooks(one) for one in others)]
+    return [
+        name for name in names if not any(name in static_hooks(plugin) for plugin in other_plugins)
+    ]
 
 
-def _scope_of(found: Found) -> Scope | None:
+def _scope_of(plugin: Found) -> Scope | None:
     """Returns the class or module of a plugin."""
-    module, _, name = found.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
-    if found.path is not None:
-        name = split_label(found.entry_point.value)[1]
-    return Scope(module, found.path or locate(module)[0]).scope(name.split(".") if name else [])
+    module, _, name = plugin.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
+    if plugin.path is not None:
+        name = split_label(plugin.entry_point.value)[1]
+    return Scope(module, plugin.path or locate(module)[0]).scope(name.split(".") if name else [])
 
 
-def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> StaticReport:
-    """Follows a name from the entry point's module to its definition."""
+def _look(module: str, path: Path, attribute: str, other_plugins: Iterable[Found]) -> StaticReport:
+    """Follows a name from the entry point's module to its definition, and checks the modules."""
     for _ in range(_MAX_REDIRECTIONS):
         try:
             body = ast.parse(path.read_bytes()).body
@@ -145,19 +151,19 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
             waits = getattr(assigned.get("off_until_named"), "value", None) is True
             waking = _texts(assigned.get("wakes_with"))
             needs = tuple(_needs(node))
-            return StaticReport(_hook_problem(node, others), needs, waking, waits)
+            return StaticReport(_hook_problem(node, other_plugins), needs, waking, waits)
         if (following := origin_of(node, attribute, module, path)) is None:
             return StaticReport()
         module, attribute = following
-        found, problem = locate(module)
-        if problem or found is None:
+        source, problem = locate(module)
+        if problem or source is None:
             return StaticReport(problem)
-        path = found
+        path = source
     return StaticReport()
 
 
 def _import_problem(body: list[ast.stmt], path: Path) -> str:
-    """Finds statements of a module that always raise: missing imports, a bare `raise`."""
+    """Finds statements at the top of a module that always raise: missing imports, a `raise`."""
     for node in body:
         if isinstance(node, ast.Raise):
             return f"can't be imported: raises, {path}:{node.lineno}"
@@ -173,21 +179,23 @@ def _import_problem(body: list[ast.stmt], path: Path) -> str:
     return ""
 
 
-def _hook_problem(node: ast.ClassDef, others: Iterable[Found]) -> str:
-    """Finds a marked method whose name is almost that of a hook."""
+def _hook_problem(node: ast.ClassDef, other_plugins: Iterable[Found]) -> str:
+    """Finds a marked method whose name is close to a hook's name."""
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name in _HOOKS:
             continue
         for mark in method.decorator_list:
             call = mark.func if isinstance(mark, ast.Call) else mark
-            keywords = {one.arg for one in mark.keywords} if isinstance(mark, ast.Call) else set()
+            keywords = (
+                {plugin.arg for plugin in mark.keywords} if isinstance(mark, ast.Call) else set()
+            )
             is_mark = isinstance(call, ast.Name) and call.id == "hookimpl"
             hint = closest(method.name, _HOOKS)
             if method.name in REMOVED_HOOKS:
                 hint = f"; it was {REMOVED_HOOKS[method.name]}"
             if not is_mark or not hint or keywords & {"specname", "optionalhook"}:
                 continue
-            if not any(method.name in static_hooks(one) for one in others):
+            if not any(method.name in static_hooks(plugin) for plugin in other_plugins):
                 return f"no hook is named {method.name!r}{hint}"
     return ""
 
@@ -198,12 +206,12 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             positional = [*method.args.posonlyargs, *method.args.args][1:]
             num_needed = len(positional) - len(method.args.defaults)
-            yield from (one.arg for one in positional[: max(num_needed, 0)])
+            yield from (argument.arg for argument in positional[: max(num_needed, 0)])
             pairs = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
-            yield from (one.arg for one, default in pairs if default is None)
+            yield from (argument.arg for argument, default in pairs if default is None)
 
 
 def _texts(value: ast.expr | None) -> tuple[str, ...]:
     """Returns the texts in an expression, such as the options in `wakes_with`, if they are literals."""
-    values = (getattr(one, "value", None) for one in (ast.walk(value) if value else ()))
-    return tuple(one for one in values if isinstance(one, str))
+    values = (getattr(node, "value", None) for node in (ast.walk(value) if value else ()))
+    return tuple(node for node in values if isinstance(node, str))

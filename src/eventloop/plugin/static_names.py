@@ -1,4 +1,4 @@
-"""Reads Python sources without running them: the names that a module binds, and their origin."""
+"""Reads Python sources without running them: the names that a module binds, and their origins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_REDIRECTIONS = 4
 
 
 def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yields the names that statements bind, each with its statement."""
+    """Yields each name that the statements bind, with the statement."""
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name, node
@@ -40,7 +40,10 @@ def origin_of(
     """Returns the module and name that `from ... import` binds a name to, within the package.
 
     Args:
-        anywhere: also outside of the package.
+        node: the statement.
+        attribute: the name.
+        module, path: the module that has the statement, and its file.
+        anywhere: whether to also return a module outside of the package.
     """
     if not isinstance(node, ast.ImportFrom):
         return None
@@ -60,19 +63,19 @@ def locate(module: str) -> tuple[Path | None, str]:
     """Finds a module's file without importing its parents.
 
     Returns:
-        The file, None if it isn't a Python source; and the problem, or "".
+        The file, or None if the module has no Python source; and the problem, or "".
     """
-    first, *others = module.split(".")
-    spec = top_level_spec(first)
-    for name in others:
+    top_level_name, *submodule_names = module.split(".")
+    spec = top_level_spec(top_level_name)
+    for name in submodule_names:
         if spec is None or spec.submodule_search_locations is None:
             break
-        # By its last name: with a whole one Python looks for the parents among what is imported.
+        # With a dotted name, Python would look for the parents in `sys.modules`.
         spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
     if spec is None:
         return None, f"can't be imported: no module named {module!r}"
     path = None if spec.origin is None else Path(spec.origin)
-    # One in a wheel or egg isn't a file of its own.
+    # The path of a module in a wheel or egg isn't a file.
     return (path if path and path.suffix == ".py" and path.is_file() else None), ""
 
 
@@ -85,7 +88,7 @@ def top_level_spec(name: str) -> ModuleSpec | None:
 def _spec_on(path: tuple[str, ...], name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # of something in sys.modules that has no spec
+    except (ImportError, ValueError):  # a module in sys.modules without a spec
         return None
 
 
@@ -94,7 +97,9 @@ class Scope:
     """A module, or a class in it, as read from its file.
 
     Args:
-        body: of the class; None for the module.
+        module: the name of the module.
+        path: its file, or None if it has no Python source.
+        body: the statements of the class; None for the module.
     """
 
     module: str
@@ -107,20 +112,24 @@ class Scope:
             return None
         if not names:
             return self
-        first, *rest = names
-        node = dict(bound_names(_parsed(self.path))).get(first)
+        head, *tail = names
+        node = dict(bound_names(_parsed(self.path))).get(head)
         if isinstance(node, ast.ClassDef):
             return Scope(self.module, self.path, node.body)
         if isinstance(node, ast.Import):
-            alias = next(one for one in node.names if first in (one.asname, *one.name.split(".")))
-            module = alias.name if alias.asname else first
-            return Scope(module, locate(module)[0]).scope(rest, depth + 1)
+            alias = next(
+                name_alias
+                for name_alias in node.names
+                if head in (name_alias.asname, *name_alias.name.split("."))
+            )
+            module = alias.name if alias.asname else head
+            return Scope(module, locate(module)[0]).scope(tail, depth + 1)
         if isinstance(node, ast.ImportFrom):
-            origin, name = origin_of(node, first, self.module, self.path, anywhere=True) or ("", "")
-            return Scope(origin, locate(origin)[0]).scope([name, *rest], depth + 1)
+            origin, name = origin_of(node, head, self.module, self.path, anywhere=True) or ("", "")
+            return Scope(origin, locate(origin)[0]).scope([name, *tail], depth + 1)
         if node is None and self.path.name == "__init__.py":
-            module = f"{self.module}.{first}"
-            return Scope(module, locate(module)[0]).scope(rest, depth + 1)
+            module = f"{self.module}.{head}"
+            return Scope(module, locate(module)[0]).scope(tail, depth + 1)
         return None
 
     def assigned(self) -> Iterator[tuple[str, ast.expr]]:

@@ -1,4 +1,4 @@
-"""Functions that are marked as hooks: their names, arguments, results and options are checked."""
+"""Checks the functions that are marked as hooks: their names, arguments, results and options."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ _READER = pluggy.PluginManager(PROJECT)
 def implementations(
     plugin: Plugin, hooks: HookTable
 ) -> tuple[list[Implementation], list[PluginError]]:
-    """Reads a plugin's hook implementations, and every problem with them."""
-    found: list[Implementation] = []
+    """Reads a plugin's hook implementations.
+
+    Returns:
+        The valid implementations, and every problem with the plugin's methods and attributes.
+    """
+    valid: list[Implementation] = []
     problems = list(mistakes(plugin, hooks))
     marked = list(_marked(plugin))
     logs = any((impl.opts["specname"] or name) in ("log", "log_text") for name, impl in marked)
@@ -37,7 +41,7 @@ def implementations(
                 problems.append(_unknown_hook(plugin, name, hook_name, hooks))
             continue
         options = impl_options(impl.function)
-        # The core's are held to the hooks' signatures by a test.
+        # A test checks the core's implementations; skipping them here saves time at every start.
         misfits = [] if plugin.role == "core" else [*_misfits(plugin, name, impl, hook, options)]
         problems += misfits
         if not misfits:
@@ -46,7 +50,7 @@ def implementations(
                 phase = 0
             elif impl.trylast:
                 phase = 2
-            found.append(
+            valid.append(
                 Implementation(
                     plugin=plugin,
                     hook=hook,
@@ -58,82 +62,90 @@ def implementations(
                     **vars(options),
                 )
             )
-    return found, [*problems, *_phases_without_effect(found)]
+    return valid, [*problems, *_phases_without_effect(valid)]
 
 
 def takes_part(plugin: Plugin, hooks: HookTable) -> bool:
-    """Returns whether a plugin has a hook implementation, or seems meant to, or declares hooks."""
+    """Returns whether a plugin implements or declares hooks.
+
+    A function that looks like an unmarked implementation counts, so that the message is about it.
+    """
     declares = plugin.facts.hookspecs is not None
     return declares or any(_marks(plugin)) or any(never_called(plugin, hooks))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
-    """Finds different plugins that compare equal, of which pluggy would register only one."""
+    """Finds different plugins that compare equal; pluggy would register only one of them."""
     fix = "take __eq__ out of the class, or use @dataclass(eq=False)"
     distinct: list[Plugin] = []
-    for one in plugins:
-        if _equals(one, _Nothing()):
-            what = "compares equal to anything, or can't be compared, so that it can't be told from"
-            yield one.problem(f"{one.name} {what} other plugins", fix)
+    for plugin in plugins:
+        if _equals(plugin, _Nothing()):
+            problem = (
+                "compares equal to anything, or can't be compared, so that it can't be told from"
+            )
+            yield plugin.problem(f"{plugin.name} {problem} other plugins", fix)
             continue
-        for other in distinct:
-            if one.target is not other.target and _equals(one, other.target):
+        for previous in distinct:
+            if plugin.target is not previous.target and _equals(plugin, previous.target):
                 yield PluginError(
-                    f"the plugins {other.name} and {one.name} compare equal, so that they can't "
+                    f"the plugins {previous.name} and {plugin.name} compare equal, so that they can't "
                     "be told apart",
-                    subjects=[other, one],
-                    plugins=f"{other.origin}, {one.origin}",
-                    fix=one.fix(fix),
+                    subjects=[previous, plugin],
+                    plugins=f"{previous.origin}, {plugin.origin}",
+                    fix=plugin.fix(fix),
                 )
-        distinct.append(one)
+        distinct.append(plugin)
 
 
-def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iterator[PluginError]:
+def unknown_names(
+    implementations: Sequence[Implementation], plugin_names: Sequence[str]
+) -> Iterator[PluginError]:
     """Finds edges that misspell the name of an installed plugin.
 
-    A name without a similar one, or one of `published`, belongs to a plugin that isn't installed,
-    which is allowed.
+    Edges to plugins that aren't installed are allowed: a name is misspelt only if it is similar to
+    an installed plugin's name, and isn't in `published`.
     """
-    for one, name in unknown_edges(found, known):
+    for impl, name in unknown_edges(implementations, plugin_names):
         is_published = fold(name).replace("_", "-") in published()
-        if not is_published and (hint := closest(name, known)):
-            what = f"no plugin is named {name!r}{hint}"
-            yield one.problem(what, "fix the name in before= or after=")
+        if not is_published and (hint := closest(name, plugin_names)):
+            message = f"no plugin is named {name!r}{hint}"
+            yield impl.problem(message, "fix the name in before= or after=")
 
 
 def unknown_edges(
-    found: Iterable[Implementation], known: Sequence[str]
+    implementations: Iterable[Implementation], plugin_names: Sequence[str]
 ) -> Iterator[tuple[Implementation, str]]:
-    """Yields edges to an unknown name, each with its implementation."""
-    folded = {fold(name) for name in (*known, "task", "core")}
-    for one in found:
-        for name in (*one.before, *one.after):
+    """Yields (implementation, name) for each edge to an unknown name."""
+    folded = {fold(name) for name in (*plugin_names, "task", "core")}
+    for impl in implementations:
+        for name in (*impl.before, *impl.after):
             if fold(name) not in folded:
-                yield one, name
+                yield impl, name
 
 
 class _Nothing:
-    """Equal to no plugin."""
+    """An object that no plugin should compare equal to."""
 
 
-def _equals(one: Plugin, other: object) -> bool:
+def _equals(plugin: Plugin, other_target: object) -> bool:
     """Compares as pluggy does; objects that can't be compared count as equal."""
     try:
-        return bool(one.target == other)
-    except Exception:  # noqa: BLE001 - whatever its author does there
+        return bool(plugin.target == other_target)
+    except Exception:  # noqa: BLE001 - a plugin's __eq__ may raise anything
         return True
 
 
 def _marks(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookimplOpts]]:
-    """Yields the options of each function that `hookimpl` marked, by name."""
+    """Yields the name and options of each function that is marked with `hookimpl`."""
     for name in dir(plugin.target):
         if not name.startswith("__") and (opts := _READER.parse_hookimpl_opts(plugin.target, name)):
             yield name, opts
 
 
 def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
-    """Yields what pluggy makes of each of these functions, by name."""
+    """Yields the name and pluggy's `HookImpl` of each function that is marked with `hookimpl`."""
     for name, opts in _marks(plugin):
+        # A marker of an older pluggy lacks some options, and HookImpl reads all of them.
         for option in ("tryfirst", "trylast", "wrapper", "optionalhook", "hookwrapper"):
             opts.setdefault(option, False)  # type: ignore[misc]
         opts.setdefault("specname", None)
@@ -143,18 +155,18 @@ def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
 def _misfits(
     plugin: Plugin, method: str, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
 ) -> Iterator[PluginError]:
-    """Finds problems of an implementation with its hook."""
+    """Finds mismatches between an implementation and its hook."""
     misfits = (
         *_signature_misfits(impl, hook),
         *_generator_misfits(impl, hook),
         *_role_misfits(plugin, impl, hook, options),
         *_option_misfits(plugin, impl, hook, options),
     )
-    for what, fixes in misfits:
-        yield plugin.problem(what, fixes, method_of(plugin, method))
+    for message, fix in misfits:
+        yield plugin.problem(message, fix, method_of(plugin, method))
 
 
-# What is wrong, and how to fix it.
+# Pairs of message and fix.
 Misfits = Iterator[tuple[str, str]]
 
 
@@ -162,10 +174,10 @@ def _role_misfits(
     plugin: Plugin, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
 ) -> Misfits:
     if plugin.role == "callback" and hook.for_algorithms:
-        fixes = "register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
+        fix = "register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
         if plugin.found is not None and plugin.found.path is not None:
-            fixes = 'write role = "algorithm" in the class, or at the top of a module'
-        yield (f"a callback can't implement the {hook.kind} {hook.name}; it can only watch", fixes)
+            fix = 'write role = "algorithm" in the class, or at the top of a module'
+        yield (f"a callback can't implement the {hook.kind} {hook.name}; it can only watch", fix)
     if options.rank_zero and (plugin.role != "callback" or hook.kind != "event"):
         yield (
             f"rank_zero=True is for events of callbacks, but this is {a(hook.kind)} of "
@@ -185,12 +197,12 @@ def _option_misfits(
         )
     if impl.wrapper and hook.name in (*TELL_ALL, *OF_ITSELF):
         yield (
-            f"{hook.name} can't be wrapped: each plugin is called, whatever another one does",
+            f"{hook.name} can't be wrapped: every plugin is called, even if another one raises",
             "implement it without wrapper=True",
         )
     if impl.tryfirst and impl.trylast:
         yield (
-            f"{hook.name} is to run first and last: tryfirst=True and trylast=True",
+            f"{hook.name} has both tryfirst=True and trylast=True",
             "leave one of them out",
         )
     for option in ("before", "after"):
@@ -205,30 +217,36 @@ def _option_misfits(
         )
 
 
-def _phases_without_effect(found: Sequence[Implementation]) -> Iterator[PluginError]:
-    """Finds phases on events that run in the reverse of the opening one's order."""
-    opened = {one.hook.name for one in found if not one.wrapper}
-    for one in found:
-        is_reversed = one.plugin.role in ("task", "algorithm") and one.hook.closes in opened
-        if is_reversed and one.phase != 1 and not one.wrapper:
-            phase = "tryfirst" if one.phase == 0 else "trylast"
-            yield one.problem(
-                f"{phase}=True has no effect on {one.hook.name}, which runs in the reverse order "
-                f"of {one.hook.closes}",
-                f"write it on {one.hook.closes}, or before= or after= on {one.hook.name}",
+def _phases_without_effect(
+    implementations: Sequence[Implementation],
+) -> Iterator[PluginError]:
+    """Finds phases on closing events, whose order is the reverse of the opening event's order."""
+    opening_events = {impl.hook.name for impl in implementations if not impl.wrapper}
+    for impl in implementations:
+        is_reversed = (
+            impl.plugin.role in ("task", "algorithm") and impl.hook.closes in opening_events
+        )
+        if is_reversed and impl.phase != 1 and not impl.wrapper:
+            phase = "tryfirst" if impl.phase == 0 else "trylast"
+            yield impl.problem(
+                f"{phase}=True has no effect on {impl.hook.name}, which runs in the reverse order "
+                f"of {impl.hook.closes}",
+                f"write it on {impl.hook.closes}, or before= or after= on {impl.hook.name}",
             )
 
 
 def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
-    takes = f"take what the hook passes: {', '.join(hook.argnames)}"
+    takes = f"take only arguments that the hook passes: {', '.join(hook.argnames)}"
     function = getattr(impl.function, "__func__", impl.function)
     parameters = list(inspect.signature(function).parameters.values())
-    first = parameters[0].name if parameters else ""
-    if inspect.ismethod(impl.function) and (not first or first in hook.argnames):
-        is_plugin = f"'s first parameter is {first!r}, which would be" if first else " can't take"
+    first_name = parameters[0].name if parameters else ""
+    if inspect.ismethod(impl.function) and (not first_name or first_name in hook.argnames):
+        is_plugin = (
+            f"'s first parameter is {first_name!r}, which would be" if first_name else " can't take"
+        )
         yield (
             f"this method{is_plugin} the plugin itself: `self` is missing",
-            f"write `def {impl.function.__name__}(self, {first})`".replace(", )", ")"),
+            f"write `def {impl.function.__name__}(self, {first_name})`".replace(", )", ")"),
         )
     for parameter in parameters[1:] if inspect.ismethod(impl.function) else parameters:
         name = parameter.name
@@ -240,7 +258,7 @@ def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
             hint = closest(name, hook.argnames)
             fix = takes
             if parameter.default is not parameter.empty:
-                fix = f"{takes}; a value of the plugin's own belongs on it, `self.{name}`"
+                fix = f"{takes}; store a value of the plugin as an attribute, `self.{name}`"
             yield f"{hook.name} has no argument {name!r}{hint}", fix
 
 
@@ -255,12 +273,12 @@ def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
         )
     elif is_generator and not impl.wrapper and not impl.hookwrapper:
         yield (
-            f"this implementation of {hook.name} yields, so that its body would never run",
+            f"this implementation of {hook.name} yields, so its body would never run",
             "mark it with @hookimpl(wrapper=True), or take the yield out",
         )
     elif impl.wrapper and not is_generator:
         yield (
-            f"this wrapper of {hook.name} doesn't yield, so that nothing would run inside it",
+            f"this wrapper of {hook.name} doesn't yield, so nothing would run inside it",
             "yield once and return the result, or take wrapper=True out",
         )
     elif is_silent and hook.kind != "event" and not impl_options(function).conditional:
@@ -271,7 +289,11 @@ def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
 
 
 def _returns_something(function: Callable[..., Any]) -> bool:
-    """Returns whether a function can return something other than None, or always raises."""
+    """Returns whether a function can return a value other than None, or always raises.
+
+    Reads the bytecode, in which `return None` is LOAD_CONST followed by RETURN_VALUE, or
+    RETURN_CONST from Python 3.12 on.
+    """
     previous: dis.Instruction | None = None
     returns = []
     for instruction in dis.get_instructions(function):
@@ -289,10 +311,10 @@ def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable)
     if hooks.knows(hook_name) or not hint:
         missing = "switch that plugin on" if hint else "install the package that declares it"
         fix = f"{missing}, mark the method with @hookimpl(optionalhook=True)"
-    what = f"no hook is named {hook_name!r}{hint or ', and no installed plugin declares it'}"
-    return plugin.problem(what, fix, method_of(plugin, method))
+    message = f"no hook is named {hook_name!r}{hint or ', and no installed plugin declares it'}"
+    return plugin.problem(message, fix, method_of(plugin, method))
 
 
 def _argnames(impl: pluggy.HookImpl) -> tuple[str, ...]:
-    """Returns the parameters to pass, those with a default included."""
+    """Returns the names of all parameters, including those with a default."""
     return (*impl.argnames, *impl.kwargnames)

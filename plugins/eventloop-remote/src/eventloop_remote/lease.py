@@ -187,7 +187,7 @@ def _holder(data: bytes) -> str:
     match _value(data):
         case {"process": int(process), "host": host}:
             return f"process {process} on {str(host)[:100]!r}"
-    return "a process that didn't leave its number"
+    return "a process that didn't record its id"
 
 
 def _value(data: bytes) -> dict[str, Any]:
