@@ -330,14 +330,14 @@ class _FirstKnown:
         self._closure = closure
         self._loss = loss
         self._optimizer = optimizer
-        self._versions = self._now()
+        self._versions = self._current_versions()
 
     def __call__(self) -> Tensor | None:
         loss = self._loss
         self._loss = None
-        return (
-            self._closure() if loss is None or self._current_versions() != self._versions else loss
-        )
+        if loss is None or self._current_versions() != self._versions:
+            return self._closure()
+        return loss
 
     def _current_versions(self) -> list[int]:
         params = [param for group in self._optimizer.param_groups for param in group["params"]]
