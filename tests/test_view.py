@@ -119,7 +119,7 @@ def test_another_trainers_attribute_is_written_otherwise_and_needs_no_algorithm(
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("lossy", "write `state.loss`, or keep"),
+        ("lossy", "write `state.loss`, or store"),
         ("zzz", "store a value of the plugin on `self`; `StateView` lists"),
     ],
 )
