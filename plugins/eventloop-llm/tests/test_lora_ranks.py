@@ -135,4 +135,4 @@ def test_a_rank_with_another_base_is_noticed(tmp_path):
         except EventloopError as error:
             return str(error)
 
-    assert "whose others aren't this one's" in run_ranks(other)[1]
+    assert "differ from the weights that it leaves out" in run_ranks(other)[1]
