@@ -72,7 +72,9 @@ def task(
         trainer.training = True
         trainer._data_connector.attach_data(lightning_module, datamodule=datamodule)
 
-    return LightningTask(trainer, lambda: _instance(module_or_maker), attach, leave_out=leave_out or ())
+    return LightningTask(
+        trainer, lambda: _instance(module_or_maker), attach, leave_out=leave_out or ()
+    )
 
 
 def _take_settings(trainer: Any, state: State) -> None:

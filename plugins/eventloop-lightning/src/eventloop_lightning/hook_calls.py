@@ -1,4 +1,4 @@
-"""Calls the hooks of callbacks and module in Lightning's order, skipping hooks that nobody overrides."""
+"""Calls the hooks of callbacks and module in Lightning's order, skipping hooks without an override."""
 
 from __future__ import annotations
 

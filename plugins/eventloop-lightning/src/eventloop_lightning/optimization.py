@@ -330,7 +330,7 @@ class _FirstKnown:
         self._closure = closure
         self._loss = loss
         self._optimizer = optimizer
-        self._versions = self._now()
+        self._versions = self._current_versions()
 
     def __call__(self) -> Tensor | None:
         loss = self._loss

@@ -157,10 +157,10 @@ class RemoteCheckpoints:
     def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
         """As `Checkpoints.prune`; may download checkpoints to verify them."""
         names = self._names()
-        kept = [name for name in names if batch_in(name) in keep]
-        candidates = [name for name in names if name not in kept]
+        to_keep = [name for name in names if batch_in(name) in keep]
+        candidates = [name for name in names if name not in to_keep]
         removed = surplus(
-            kept, candidates, lambda name: self.folder / name == safe or self._is_usable(name)
+            to_keep, candidates, lambda name: self.folder / name == safe or self._is_usable(name)
         )
         remove_each(removed, self._remove)
         return [self.folder / name for name in removed]
