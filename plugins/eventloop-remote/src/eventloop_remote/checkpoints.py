@@ -157,10 +157,10 @@ class RemoteCheckpoints:
     def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
         """As `Checkpoints.prune`; may download checkpoints to verify them."""
         names = self._names()
-        protected = [name for name in names if batch_in(name) in keep]
-        candidates = [name for name in names if name not in protected]
+        to_keep = [name for name in names if batch_in(name) in keep]
+        candidates = [name for name in names if name not in to_keep]
         removed = surplus(
-            protected, candidates, lambda name: self.folder / name == safe or self._is_usable(name)
+            to_keep, candidates, lambda name: self.folder / name == safe or self._is_usable(name)
         )
         remove_each(removed, self._remove)
         return [self.folder / name for name in removed]
@@ -308,7 +308,7 @@ class RemoteCheckpoints:
             data = self._remote.read(name, MANIFEST, num_bytes) if num_bytes else b""
             manifest = parse_manifest(data)
             if manifest.batch != batch_in(name):
-                raise CorruptFileError(f"it belongs to batch {manifest.batch}")
+                raise CorruptFileError(f"it is that of batch {manifest.batch}")
         except FileNotFoundError:
             raise CorruptFileError(f"{MANIFEST}: it isn't there any more") from None
         except CorruptFileError as damage:
