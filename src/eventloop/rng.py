@@ -337,7 +337,7 @@ class KeptGenerators:
         return {
             name
             for name, fingerprint in fingerprints.items()
-            if self._before.get(name) != fingerprint
+            if self._fingerprints.get(name) != fingerprint
         }
 
     def put_back(self) -> None:

@@ -59,6 +59,6 @@ def test_a_rank_reads_no_slice_from_slices_that_overlap(store, slices):
         slices.save(store, 2, parts_of=wrong), ["model"], leaving=["model"]
     ).parts["model"]["w"]
 
-    for offset, rows, problem in ((0, 4, "overlap"), (1, 3, "overlap"), (2, 2, "in none")):
+    for offset, rows, problem in ((0, 4, "overlap"), (1, 3, "overlap"), (2, 2, "in no file")):
         with pytest.raises(CheckpointError, match=problem):
             left.read_slice((offset, 0), (rows, 2))

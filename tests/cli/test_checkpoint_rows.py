@@ -88,7 +88,7 @@ def test_weights_that_were_tested_and_are_gone_are_named(run, chosen):
     out = run("checkpoints", RUN).out
 
     assert re.search(
-        r"\ntest sets: test/accuracy \S+, test/loss \S+, with the weights of ba00000003, which isn't there\n$",
+        r"\ntest sets: test/accuracy \S+, test/loss \S+, with the weights of ba00000003, which was removed\n$",
         out,
     )
 

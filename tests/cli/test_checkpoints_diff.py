@@ -75,7 +75,7 @@ def test_what_is_of_one_run_by_its_nature_is_left_out_and_said(run, clean):
     same, other = (run("checkpoints", "diff", "a", name, "--state") for name in "bc")
     found = as_json(run("checkpoints", "diff", "a", "b", "--json"))
 
-    told = "left out, since no two runs share it: plugins/it/state/of_this_run\n"
+    told = "left out, because it differs between any two runs: plugins/it/state/of_this_run\n"
     assert (same.status, other.status) == (0, 1)
     assert same.out.endswith(f"no difference\n{told}")
     assert "plugins/it/state/batch" in other.out
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_not_compared(run, saved):
     of_run = run("checkpoints", "diff", RUN, str(OLDER))
 
     assert (named.status, named.out) == (4, "")
-    assert "model.safetensors: its bytes aren't those" in named.err
+    assert "model.safetensors: its bytes have changed" in named.err
     assert of_run.status == 0
     assert of_run.err.startswith("ba00000006 isn't used: model.safetensors: its bytes")
 

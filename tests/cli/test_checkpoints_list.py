@@ -95,7 +95,7 @@ def test_one_that_does_not_verify_is_marked_with_the_reason(run, saved):
     quick, _ = as_json(run("checkpoints", "list", RUN, "--json", "--quick"))
 
     assert newest["verified"] is older["verified"] is False
-    assert newest["reason"].startswith("model.safetensors: its bytes aren't those")
+    assert newest["reason"].startswith("model.safetensors: its bytes have changed")
     assert older["reason"].startswith("training.json: it has 0 bytes")
     assert (quick["verified"], quick["reason"]) == (None, "")
     assert "no" in run("checkpoints", RUN).out.splitlines()[1].split()

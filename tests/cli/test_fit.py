@@ -165,7 +165,7 @@ def test_export_writes_the_trained_weights(run, tiny):
         (["tiny.py", "-p", "no:alpha-tset"], "the closest is 'alpha-test'"),
         (["tiny.py", "-p", "no:alpha-test", "--alpha-test.alpha=1"], "would have no effect"),
         (["tiny.py", "--config", "run.yaml"], "there is no file 'run.yaml'"),
-        (["tiny.py", "--max-duration", "none"], "give `--max-duration 10ep`"),
+        (["tiny.py", "--max-duration", "none"], "set `--max-duration 10ep`"),
         (["tiny.py", "--run-dir", "tiny.py"], "is not a folder"),
     ],
 )

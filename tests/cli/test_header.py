@@ -68,7 +68,7 @@ def test_the_header_names_plugins_that_an_owner_of_train_batch_passes_by(owner, 
 
     ran = run("fit", "tiny.py", "--no-plugins", "-p", "wraps", *owner)
 
-    line = "no effect in training: wraps (loss), since updates owns train_batch"
+    line = "no effect in training: wraps (loss), because updates owns train_batch"
     assert (line in ran.out) == bool(owner)
     assert ran.status == 0
 
