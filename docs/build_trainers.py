@@ -44,7 +44,7 @@ def draw(axes: Axes, results: Mapping[str, Any]) -> None:
     medians = {module: step["ratios"][module][1] for module in rows}
     medians["by_hand"] = 1.0
     longest = max(medians.values())
-    columns = [longest * (1.27 + 0.22 * idx) for idx in range(len(SCENARIOS))]
+    columns = [longest * (1.27 + 0.26 * idx) for idx in range(len(SCENARIOS))]
     for position, (module, row) in enumerate(rows.items()):
         color = OURS if module == "with_eventloop" else OTHERS
         axes.barh(position, medians[module], height=0.62, color=color)
@@ -66,7 +66,7 @@ def draw(axes: Axes, results: Mapping[str, Any]) -> None:
         axes.text(column, top, heading, ha="center", va="center", fontsize=9)
     between = sum(columns) / len(columns)
     axes.text(between, top - 0.85, "a killed run continues", ha="center", va="center")
-    axes.set_xlim(-0.42 * longest, longest * 1.62)
+    axes.set_xlim(-0.42 * longest, longest * 1.68)
     axes.set_ylim(len(rows) - 0.5, top - 1.2)
     axes.axis("off")
 
