@@ -31,35 +31,29 @@ HOSTILE = (
     "*",
     "",
 )
-# What stands between backticks without the helpers: names of ours, Python's code, and what is there
-# only in a form that holds nothing else.
+# Variables that may appear between backticks without the helpers: names of ours, Python's code, and values
+# that can't hold anything else.
 OURS = {
     "STATE",  # in view: the words of other trainers
     "SUFFIX",
     "TIMEOUT_VARIABLE",
-    "command",
-    "example",
-    "flag",
-    "found",  # in plugin/names: a line of Python's metadata
     "as_python",  # in config/option_types: a value as Python writes it, quoted
+    "command",
+    "contradicted",  # in cli/fit_options: the name of an option of ours
     "example",
-    "first",
+    "extension",  # in plugin/load: a line of Python's metadata
+    "first_name",  # in plugin/validate: a parameter of a method
+    "flag",
     "folder",
     "impl",
-    "key",
     "longer",  # in trainer: a time, as text
     "name",
-    "one",  # in plugin/choose: what a person typed
     "option",
-    "other",
     "path",
-    "project",
     "self",  # in plugin/records: `--limit 5` and such, set by us
-    "set_flag",
     "shlex",
     "similar_name",  # in view: an attribute of the State
     "str",
-    "variable",
 }
 
 

@@ -98,7 +98,7 @@ def test_a_weight_that_is_not_known_fails_the_parts_and_not_the_whole(checked):
     assert report.results["reversed"] == "holds"
     for name in ("microbatch-1", "microbatch-3", "lengths", "ranks"):
         assert report.results[name] == "failed"
-        assert "isn't known" in report.row(name).reason
+        assert "aren't known" in report.row(name).reason
     assert not report.found.succeeds
 
 

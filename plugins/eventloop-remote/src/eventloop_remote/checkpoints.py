@@ -308,7 +308,7 @@ class RemoteCheckpoints:
             data = self._remote.read(name, MANIFEST, num_bytes) if num_bytes else b""
             manifest = parse_manifest(data)
             if manifest.batch != batch_in(name):
-                raise CorruptFileError(f"it is that of batch {manifest.batch}")
+                raise CorruptFileError(f"it belongs to batch {manifest.batch}")
         except FileNotFoundError:
             raise CorruptFileError(f"{MANIFEST}: it isn't there any more") from None
         except CorruptFileError as damage:
